@@ -1,0 +1,203 @@
+//! Events that come back through the borders, and those that workers publish about themselves.
+
+use crate::errors::ServeError;
+use crate::ids::{TokenId, WorkerRank};
+use crate::names::BlockName;
+use crate::objects::{Descriptor, ObjectKey, Tier};
+use crate::requests::Placement;
+
+/// Where the encoder windows at a start came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowSource {
+    /// The start was position 0: there is no window before it.
+    Cold,
+    /// A window object that ends exactly at the start.
+    Object,
+    /// An earlier window object, and recomputation from there.
+    Recomputed,
+    /// A replay of this many rows without a window object.
+    Replayed(u32),
+}
+
+impl WindowSource {
+    /// The word used in reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Object => "object",
+            Self::Recomputed => "recomputed",
+            Self::Replayed(_) => "replayed",
+        }
+    }
+}
+
+/// How a request started: what every response reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartReport {
+    /// Tokens of the prompt whose blocks existed before this request, at any worker or tier, and were used.
+    pub cached_tokens: u32,
+    /// Rows below the starts of prefill and decode that were recomputed to rebuild windows.
+    pub replayed_tokens: u32,
+    /// Where the windows at the decode start came from; when prefill computed from a cached prefix without a window
+    /// object, that replay is what is reported.
+    pub window_source: WindowSource,
+    /// Whether the answer equals a cold run in one process, bit for bit.
+    pub exact: bool,
+    /// Bytes of blocks and window objects read from other memory than the decode worker's own.
+    pub bytes_fetched: u64,
+    /// The prefill worker that took part.
+    pub prefill: Option<WorkerRank>,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// One of the request's stop ids was emitted.
+    Stop,
+    /// The bound of the answer, or of the context, was reached.
+    Length,
+}
+
+/// Events of one answer: `Started`, then tokens, then exactly one of `Finished` and `Failed`, after which nothing follows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DecodeEvent {
+    /// Prompt processed; the first token follows. Sent once, also when the request is later preempted and resumed.
+    Started(StartReport),
+    /// The next token of the answer, the stop token included.
+    Token(TokenId),
+    /// The answer is complete.
+    Finished(FinishReason),
+    /// The answer could not be completed. Tokens sent before remain valid.
+    Failed(ServeError),
+}
+
+/// Events of one prefill: sealed blocks in order, the window object, then exactly one of `Finished` and `Failed`; anywhere
+/// before the end, `Waiting`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PrefillEvent {
+    /// A sign of life without news: the request is queued, or what is in work for it is not announced. Sent at least
+    /// every few seconds until the end; may be repeated, or absent. Who listens must not store it.
+    Waiting,
+    /// The block with this index is sealed and readable until the ticket drops.
+    Sealed {
+        /// Position of the block in the sequence.
+        index: u32,
+        /// Where to read it.
+        block: Descriptor,
+        /// Whether it existed before this request.
+        cached: bool,
+    },
+    /// The window object at `to` is readable until the ticket drops.
+    Window(Descriptor),
+    /// All of `[from, to)` has been announced.
+    Finished {
+        /// Rows below the cached prefix recomputed to rebuild windows.
+        replayed_tokens: u32,
+        /// Where the windows at the cached prefix came from.
+        window_source: WindowSource,
+    },
+    /// Prefill could not complete; what was announced stays readable until the ticket drops.
+    Failed(ServeError),
+}
+
+/// The one event of a placement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlaceEvent {
+    /// Where to run. The router counts the request as running there until the ticket drops.
+    Placed(Placement),
+    /// Not placed.
+    Refused(ServeError),
+}
+
+/// The one event of a lookup: for each key, where it can be read until the ticket drops.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocateEvent {
+    /// One answer per key, in the order asked.
+    pub found: Vec<Option<Descriptor>>,
+}
+
+/// The events of an offer: one per object. The offering side keeps the object readable until its event came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfferEvent {
+    /// The object.
+    pub key: ObjectKey,
+    /// What became of it.
+    pub outcome: OfferOutcome,
+}
+
+/// What a store did with an offered object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OfferOutcome {
+    /// Read, checked and held.
+    Stored,
+    /// Already held: first write wins.
+    AlreadyHeld,
+    /// Not taken: no space, or the read failed its check. The object is simply not cached there.
+    Dropped,
+}
+
+/// A change of what a worker or store node holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheChange {
+    /// These blocks can now be had from this tier.
+    Stored {
+        /// The tier.
+        tier: Tier,
+        /// The blocks.
+        names: Vec<BlockName>,
+    },
+    /// These blocks are gone from this tier.
+    Removed {
+        /// The tier.
+        tier: Tier,
+        /// The blocks.
+        names: Vec<BlockName>,
+    },
+    /// Nothing is held any more, in any tier.
+    Cleared,
+}
+
+/// A cache change with its place in the sender's history. A gap in `sequence` means lost events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheEvent {
+    /// Who holds the blocks.
+    pub worker: WorkerRank,
+    /// Raised by every restart of the sender.
+    pub incarnation: u64,
+    /// Counts from 0 within an incarnation, without gaps.
+    pub sequence: u64,
+    /// What changed.
+    pub change: CacheChange,
+}
+
+/// How busy a worker is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoadReport {
+    /// Requests in work.
+    pub running: u32,
+    /// Requests waiting for slots or rows.
+    pub waiting: u32,
+    /// Prompt rows accepted but not computed yet.
+    pub pending_rows: u64,
+    /// Slots of the pool that no live sequence owns (free or cached).
+    pub slots_available: u32,
+    /// Slots of the pool.
+    pub slots: u32,
+    /// Measured rows per second of recent steps; 0 while unknown.
+    pub rows_per_second: f64,
+}
+
+/// What workers tell the router.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WorkerEvent {
+    /// A cache change.
+    Cache(CacheEvent),
+    /// A load report.
+    Load {
+        /// Whose.
+        worker: WorkerRank,
+        /// The report.
+        report: LoadReport,
+    },
+}

@@ -1,0 +1,42 @@
+//! The vocabulary of Kvasir: identifiers, names of blocks, the byte layout of cached state, requests, events and
+//! the traits at the borders between services.
+//!
+//! What it is not: it performs no I/O, knows no runtime, serialises nothing and never looks at a clock by itself.
+//! Wire formats live in `services/kvasir`; everything here is plain data and pure functions.
+//!
+//! Invariants: block names depend on content alone ([`names`]); [`KvLayout`] is the only place that knows where a
+//! byte of a block lies; a border trait never blocks its caller ([`borders`]).
+//!
+//! Start reading at [`names`], then [`start`], then [`borders`].
+#![forbid(unsafe_code)]
+
+pub mod borders;
+pub mod clock;
+pub mod errors;
+pub mod events;
+pub mod ids;
+pub mod layout;
+pub mod names;
+pub mod objects;
+pub mod requests;
+pub mod start;
+
+pub use borders::{
+    BlockStore, Decode, DecodeDirectory, Flow, Placer, Prefill, PrefillDirectory, Sink, SlotMemory,
+    Ticket,
+};
+pub use clock::{Clock, ManualClock, Timestamp};
+pub use errors::ServeError;
+pub use events::{
+    CacheChange, CacheEvent, DecodeEvent, FinishReason, LoadReport, LocateEvent, OfferEvent,
+    OfferOutcome, PlaceEvent, PrefillEvent, StartReport, WindowSource, WorkerEvent,
+};
+pub use ids::{
+    DpRank, Generation, MediaId, RegionId, RequestId, SlotIndex, TenantId, TokenId, WorkerId,
+    WorkerRank,
+};
+pub use layout::{BLOCK_TOKENS, KvLayout, KvShape, LayoutError, SourceLayout, SourceShape};
+pub use names::{BlockName, Lineage, MediaRun, Numerics, Root, RootInputs, block_names, next_name};
+pub use objects::{Descriptor, Location, ObjectKey, ObjectKind, Tier};
+pub use requests::{DecodeRequest, PlaceRequest, Placement, PrefillRequest, Sampling};
+pub use start::StartGeometry;
