@@ -1,0 +1,357 @@
+//! The host tier: a bounded store of blocks and window objects in host memory, behind [`BlockStore`].
+//!
+//! One named thread does all the work. It answers `locate` by pinning what is held until the ticket drops, also while
+//! reads are under way, and `offer` by reading the object through a [`Transport`], checking it and sealing it. Nothing
+//! is ever pushed into it. What does not fit, is not read, or fails its check is simply not cached here.
+//!
+//! Invariants: memory is allocated once, from two bounds in bytes; the queue is bounded; window objects leave when they
+//! were not used for `window_ttl`; dropping the tier withdraws what waits and joins the thread.
+
+mod stats;
+mod windows;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, TrySendError, bounded};
+use parking_lot::Mutex;
+use shared::{
+    BlockStore, CacheChange, Clock, Descriptor, Flow, LocateEvent, ObjectKey, ObjectKind,
+    OfferEvent, OfferOutcome, RegionId, Sink, SlotMemory, Ticket, Tier,
+};
+
+pub use stats::HostStats;
+
+use crate::memory::{HostMemory, MemoryError};
+use crate::pool::{Pool, PoolAudit, PoolConfig};
+use crate::transport::Transport;
+use stats::{Counters, DropReason};
+use worker::{Command, Lookup, Offer, Pins, Waiting, Worker};
+
+/// How large a host tier is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostTierConfig {
+    /// Memory for blocks, in bytes, allocated at the start. Range: one block to the host's memory. Default: 1 GiB, which
+    /// for the Flash layout is 9,425 blocks or 1.2 million tokens: enough for a demo on a laptop, small beside a server.
+    pub block_bytes_max: u64,
+    /// Memory for window objects, in bytes, allocated at the start. Range: one object to the host's memory. Default:
+    /// 256 MiB, which for the Flash layout is 198 objects: one per conversation that was active in the last minutes.
+    pub window_bytes_max: u64,
+    /// How long an unused window object is kept. Range: 1 second to 1 hour. Default: 10 minutes, about the time in which
+    /// the next turn of a conversation comes; later, rebuilding 128 rows is cheaper than the memory.
+    pub window_ttl: Duration,
+    /// Offered objects that may wait, and commands that may wait. Range: 1 to 65,536. Default: 1,024: a waiting offer
+    /// pins a slot of the worker that made it, and what overflows can be recomputed.
+    pub queue_max: usize,
+    /// Objects read at a time. Range: 1 to 1,024. Default: 16, about 2 MB of Flash blocks: enough to keep a link busy,
+    /// few enough that a withdrawn offer stops soon.
+    pub batch_max: usize,
+}
+
+impl HostTierConfig {
+    /// The defaults documented at the fields.
+    pub const DEFAULT: Self = Self {
+        block_bytes_max: 1 << 30,
+        window_bytes_max: 256 << 20,
+        window_ttl: Duration::from_secs(600),
+        queue_max: 1_024,
+        batch_max: 16,
+    };
+}
+
+/// What a host tier is connected to.
+#[derive(Clone)]
+pub struct HostWiring {
+    /// Bytes of one block: [`shared::KvLayout::block_bytes`].
+    pub block_slot_bytes: usize,
+    /// Bytes of one window object: [`shared::KvLayout::window_bytes`].
+    pub window_slot_bytes: usize,
+    /// The region under which blocks are read from here.
+    pub block_region: RegionId,
+    /// The region under which window objects are read from here.
+    pub window_region: RegionId,
+    /// How offered objects are read.
+    pub transport: Arc<dyn Transport>,
+    /// The time by which window objects grow old.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// Why a host tier did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum HostTierError {
+    /// A setting is out of its range.
+    #[error("{field} is {found}, expected {expected}")]
+    Config {
+        /// The setting.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// Its range.
+        expected: &'static str,
+    },
+    /// The memory could not be had.
+    #[error("memory for {what}: {source}")]
+    Memory {
+        /// What it was for.
+        what: &'static str,
+        /// Why not.
+        source: MemoryError,
+    },
+    /// The system gave no thread.
+    #[error("cannot start the host tier's thread: {0}")]
+    Thread(io::Error),
+}
+
+/// A store of blocks and window objects in host memory.
+#[derive(Debug)]
+pub struct HostTier {
+    pools: Pools,
+    queue_max: usize,
+    counters: Arc<Counters>,
+    waiting: Arc<AtomicUsize>,
+    commands: Option<Sender<Command>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One pool per kind of object.
+#[derive(Clone, Debug)]
+struct Pools {
+    blocks: Pool,
+    windows: Pool,
+}
+
+impl Pools {
+    fn of(&self, kind: ObjectKind) -> &Pool {
+        match kind {
+            ObjectKind::Block => &self.blocks,
+            ObjectKind::Window => &self.windows,
+        }
+    }
+}
+
+impl HostTier {
+    /// Allocates the memory and starts the thread. The caller registers [`HostTier::blocks`] and [`HostTier::windows`]
+    /// with the transports that others read by.
+    ///
+    /// # Errors
+    /// When a setting is out of its range, memory is refused, or there is no thread.
+    pub fn start(config: &HostTierConfig, wiring: HostWiring) -> Result<Self, HostTierError> {
+        check(config)?;
+        let pool = |kind, region, bytes_max, slot_bytes| {
+            let what = match kind {
+                ObjectKind::Block => "blocks (block_bytes_max)",
+                ObjectKind::Window => "window objects (window_bytes_max)",
+            };
+            let memory = HostMemory::with_bound(bytes_max, slot_bytes)
+                .map_err(|source| HostTierError::Memory { what, source })?;
+            let memory: Arc<dyn SlotMemory> = Arc::new(memory);
+            Ok(Pool::new(PoolConfig { region, kind, tier: Tier::Host }, memory))
+        };
+        let HostWiring { block_region, window_region, .. } = wiring;
+        let (block_bytes, window_bytes) = (wiring.block_slot_bytes, wiring.window_slot_bytes);
+        let pools = Pools {
+            blocks: pool(ObjectKind::Block, block_region, config.block_bytes_max, block_bytes)?,
+            windows: pool(
+                ObjectKind::Window,
+                window_region,
+                config.window_bytes_max,
+                window_bytes,
+            )?,
+        };
+        let counters = Arc::new(Counters::default());
+        let (commands, received) = bounded(config.queue_max);
+        let worker = Worker::new(config, wiring, pools.clone(), Arc::clone(&counters), received);
+        let thread = thread::Builder::new()
+            .name("kv-host-tier".to_owned())
+            .spawn(move || worker.run())
+            .map_err(HostTierError::Thread)?;
+        tracing::info!(
+            blocks = pools.blocks.total(),
+            windows = pools.windows.total(),
+            "host tier started"
+        );
+        Ok(Self {
+            pools,
+            queue_max: config.queue_max,
+            counters,
+            waiting: Arc::new(AtomicUsize::new(0)),
+            commands: Some(commands),
+            thread: Some(thread),
+        })
+    }
+
+    /// The pool of the blocks, to be registered with a transport.
+    #[must_use]
+    pub fn blocks(&self) -> &Pool {
+        &self.pools.blocks
+    }
+
+    /// The pool of the window objects, to be registered with a transport.
+    #[must_use]
+    pub fn windows(&self) -> &Pool {
+        &self.pools.windows
+    }
+
+    /// Whether the thread still runs. Without it a broken invariant ended the tier, which only a new process makes good.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// What the tier holds and did since it started.
+    #[must_use]
+    pub fn stats(&self) -> HostStats {
+        self.counters.snapshot(&self.pools.blocks, &self.pools.windows)
+    }
+
+    /// Recounts both pools: blocks, then window objects.
+    #[must_use]
+    pub fn audit(&self) -> [PoolAudit; 2] {
+        [self.pools.blocks.audit(), self.pools.windows.audit()]
+    }
+
+    /// Frees everything that nobody holds, and says how many objects that were.
+    #[must_use = "the number of evicted objects is the only report of what happened"]
+    pub fn evict_all(&self) -> usize {
+        self.pools.blocks.evict_all() + self.pools.windows.evict_all()
+    }
+
+    /// How the set of held blocks changed since the last call. Window objects are not reported: the router places by
+    /// blocks. See [`Pool::drain_changes`].
+    #[must_use = "changes are reported once"]
+    pub fn drain_changes(&self) -> Vec<CacheChange> {
+        self.pools.blocks.drain_changes()
+    }
+
+    /// The changes as a fresh start. See [`Pool::resync_changes`].
+    #[must_use = "changes are reported once"]
+    pub fn resync_changes(&self) -> Vec<CacheChange> {
+        self.pools.blocks.resync_changes()
+    }
+
+    /// Queues a command; gives it back when there is no room or no thread.
+    fn send(&self, command: Command) -> Result<(), Command> {
+        let Some(commands) = &self.commands else {
+            unreachable!("the sender is taken by drop alone");
+        };
+        commands.try_send(command).map_err(|refused| match refused {
+            TrySendError::Full(command) | TrySendError::Disconnected(command) => command,
+        })
+    }
+}
+
+impl BlockStore for HostTier {
+    /// When the queue is full the answer is "nothing found", given on the calling thread.
+    fn locate(&self, keys: Vec<ObjectKey>, sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+        let pins = Arc::new(Mutex::new(Pins::Waiting));
+        let lookup = Lookup { keys, sink, pins: Arc::clone(&pins) };
+        match self.send(Command::Locate(lookup)) {
+            Ok(()) => Ticket::new(move || worker::release(&pins)),
+            Err(Command::Locate(mut lookup)) => {
+                self.counters.lookups_refused.fetch_add(1, Ordering::Relaxed);
+                // Nobody is left to tell when the sink is closed too.
+                let _: Flow =
+                    lookup.sink.emit(LocateEvent { found: vec![None; lookup.keys.len()] });
+                Ticket::empty()
+            }
+            Err(Command::Offer(_)) => unreachable!("a refused command comes back as it was"),
+        }
+    }
+
+    /// What exceeds the queue is answered with [`OfferOutcome::Dropped`] on the calling thread, last objects first to go.
+    /// A withdrawn offer is answered by dropping its sink.
+    fn offer(&self, mut objects: Vec<Descriptor>, mut sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
+        let waiting = Waiting::admit(&self.waiting, objects.len(), self.queue_max);
+        let refused = objects.split_off(waiting.count());
+        if self.refuse(&refused, &mut sink) == Flow::Closed || objects.is_empty() {
+            return Ticket::empty();
+        }
+        let withdrawn = Arc::new(AtomicBool::new(false));
+        let offer = Offer { objects, sink, waiting, withdrawn: Arc::clone(&withdrawn) };
+        match self.send(Command::Offer(offer)) {
+            Ok(()) => Ticket::new(move || withdrawn.store(true, Ordering::Release)),
+            Err(Command::Offer(Offer { objects, mut sink, .. })) => {
+                // Closed or not, there is nothing more to say.
+                let _: Flow = self.refuse(&objects, &mut sink);
+                Ticket::empty()
+            }
+            Err(Command::Locate(_)) => unreachable!("a refused command comes back as it was"),
+        }
+    }
+}
+
+impl HostTier {
+    fn refuse(&self, objects: &[Descriptor], sink: &mut Box<dyn Sink<OfferEvent>>) -> Flow {
+        for object in objects {
+            self.counters.dropped(DropReason::QueueFull);
+            let event = OfferEvent { key: object.key, outcome: OfferOutcome::Dropped };
+            if sink.emit(event) == Flow::Closed {
+                return Flow::Closed;
+            }
+        }
+        Flow::Open
+    }
+}
+
+impl Drop for HostTier {
+    fn drop(&mut self) {
+        self.commands = None;
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        // A sink may hold the last handle of the tier; its drop then runs on the thread that would be joined.
+        if thread.thread().id() == thread::current().id() {
+            return;
+        }
+        if thread.join().is_err() {
+            tracing::error!("the host tier's thread died; a sink panicked, see the message above");
+        }
+    }
+}
+
+/// A store that holds nothing, for workers that run without one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NoStore;
+
+impl BlockStore for NoStore {
+    fn locate(&self, keys: Vec<ObjectKey>, mut sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+        // Closed or not, there is nothing more to say.
+        let _: Flow = sink.emit(LocateEvent { found: vec![None; keys.len()] });
+        Ticket::empty()
+    }
+
+    fn offer(&self, objects: Vec<Descriptor>, mut sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
+        for object in objects {
+            let event = OfferEvent { key: object.key, outcome: OfferOutcome::Dropped };
+            if sink.emit(event) == Flow::Closed {
+                break;
+            }
+        }
+        Ticket::empty()
+    }
+}
+
+fn check(config: &HostTierConfig) -> Result<(), HostTierError> {
+    let ttl = config.window_ttl;
+    if !(Duration::from_secs(1)..=Duration::from_secs(3_600)).contains(&ttl) {
+        let found = format!("{ttl:?}");
+        return Err(HostTierError::Config { field: "window_ttl", found, expected: "1 s to 1 h" });
+    }
+    for (field, found, max, expected) in [
+        ("queue_max", config.queue_max, 65_536, "1 to 65,536"),
+        ("batch_max", config.batch_max, 1_024, "1 to 1,024"),
+    ] {
+        if !(1..=max).contains(&found) {
+            let found = found.to_string();
+            return Err(HostTierError::Config { field, found, expected });
+        }
+    }
+    Ok(())
+}

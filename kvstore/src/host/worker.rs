@@ -1,0 +1,331 @@
+//! The host tier's thread.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_channel::{Receiver, select, unbounded};
+use parking_lot::Mutex;
+use shared::{
+    Clock, Descriptor, Flow, LocateEvent, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, Sink,
+};
+
+use super::stats::{Counters, DropReason};
+use super::windows::WindowAges;
+use super::{HostTierConfig, HostWiring, Pools};
+use crate::pool::SealedSlot;
+use crate::transport::{ReadDone, ReadRequest, Transport};
+
+/// What callers ask of the thread.
+pub(super) enum Command {
+    Locate(Lookup),
+    Offer(Offer),
+}
+
+/// A lookup that waits.
+pub(super) struct Lookup {
+    pub(super) keys: Vec<ObjectKey>,
+    pub(super) sink: Box<dyn Sink<LocateEvent>>,
+    pub(super) pins: Arc<Mutex<Pins>>,
+}
+
+/// What a lookup pins; shared with its ticket.
+pub(super) enum Pins {
+    /// Not answered yet.
+    Waiting,
+    /// Answered.
+    Held(Vec<SealedSlot>),
+    /// The ticket dropped.
+    Released,
+}
+
+/// Ends a lookup: unpins, last object first, or keeps a waiting lookup from pinning.
+pub(super) fn release(pins: &Mutex<Pins>) {
+    let before = std::mem::replace(&mut *pins.lock(), Pins::Released);
+    if let Pins::Held(mut slots) = before {
+        while let Some(slot) = slots.pop() {
+            drop(slot);
+        }
+    }
+}
+
+/// An offer that waits, or is being read.
+pub(super) struct Offer {
+    pub(super) objects: Vec<Descriptor>,
+    pub(super) sink: Box<dyn Sink<OfferEvent>>,
+    pub(super) waiting: Waiting,
+    pub(super) withdrawn: Arc<AtomicBool>,
+}
+
+/// A share of the bound on offered objects; given back on drop.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    total: Arc<AtomicUsize>,
+    count: usize,
+}
+
+impl Waiting {
+    /// Takes as much of `wanted` as the bound leaves.
+    pub(super) fn admit(total: &Arc<AtomicUsize>, wanted: usize, max: usize) -> Self {
+        let grant = |taken: usize| wanted.min(max.saturating_sub(taken));
+        let before = total
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| Some(taken + grant(taken)))
+            .expect("the update always gives a value");
+        Self { total: Arc::clone(total), count: grant(before) }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Gives part of the share back: that many objects wait no longer.
+    fn shrink(&mut self, by: usize) {
+        let by = by.min(self.count);
+        self.count -= by;
+        self.total.fetch_sub(by, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.count, Ordering::AcqRel);
+    }
+}
+
+/// The thread's state.
+pub(super) struct Worker {
+    pools: Pools,
+    transport: Arc<dyn Transport>,
+    clock: Arc<dyn Clock>,
+    counters: Arc<Counters>,
+    commands: Receiver<Command>,
+    /// Offers taken from the channel while another one was being read. Bounded by the count of [`Waiting`] objects.
+    backlog: VecDeque<Offer>,
+    ages: WindowAges,
+    batch_max: usize,
+}
+
+/// Whether the tier is still there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Running,
+    Stopping,
+}
+
+impl Worker {
+    pub(super) fn new(
+        config: &HostTierConfig,
+        wiring: HostWiring,
+        pools: Pools,
+        counters: Arc<Counters>,
+        commands: Receiver<Command>,
+    ) -> Self {
+        Self {
+            ages: WindowAges::new(pools.windows.total(), config.window_ttl),
+            pools,
+            transport: wiring.transport,
+            clock: wiring.clock,
+            counters,
+            commands,
+            backlog: VecDeque::new(),
+            batch_max: config.batch_max,
+        }
+    }
+
+    /// Serves until the tier drops.
+    pub(super) fn run(mut self) {
+        while let Ok(command) = self.commands.recv() {
+            self.take(command);
+            while let Some(offer) = self.backlog.pop_front() {
+                if self.read_offer(offer) == Life::Stopping {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A lookup is answered at once, an offer waits for its turn.
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Locate(lookup) => self.locate(lookup),
+            Command::Offer(offer) => self.backlog.push_back(offer),
+        }
+    }
+
+    fn locate(&mut self, mut lookup: Lookup) {
+        self.expire_windows();
+        let mut pinned = Vec::new();
+        let mut found = Vec::with_capacity(lookup.keys.len());
+        {
+            let mut pins = lookup.pins.lock();
+            if matches!(*pins, Pins::Released) {
+                return;
+            }
+            let now = self.clock.now();
+            for key in &lookup.keys {
+                let slot = self.pools.of(key.kind).lookup(key.name);
+                found.push(slot.as_ref().map(SealedSlot::descriptor));
+                pinned.extend(slot);
+            }
+            for object in found.iter().flatten() {
+                if object.key.kind == ObjectKind::Window {
+                    self.ages.touch(*object, now);
+                }
+            }
+            *pins = Pins::Held(pinned);
+        }
+        count(&self.counters.hits, found.iter().flatten().count());
+        count(&self.counters.misses, found.iter().filter(|found| found.is_none()).count());
+        if lookup.sink.emit(LocateEvent { found }) == Flow::Closed {
+            release(&lookup.pins);
+        }
+    }
+
+    /// Reads an offer, some objects at a time.
+    fn read_offer(&mut self, mut offer: Offer) -> Life {
+        let objects = std::mem::take(&mut offer.objects);
+        let mut rest = &objects[..];
+        while !rest.is_empty() {
+            if offer.withdrawn.load(Ordering::Acquire) {
+                count(&self.counters.withdrawn, rest.len());
+                return Life::Running;
+            }
+            let (chunk, later) = rest.split_at(rest.len().min(self.batch_max));
+            rest = later;
+            offer.waiting.shrink(chunk.len());
+            self.expire_windows();
+            let (reads, flow) = self.choose(chunk, &mut offer);
+            if flow == Flow::Closed {
+                return Life::Running;
+            }
+            match self.read_chunk(reads, &mut offer) {
+                (Life::Stopping, _) => return Life::Stopping,
+                (Life::Running, Flow::Closed) => return Life::Running,
+                (Life::Running, Flow::Open) => {}
+            }
+        }
+        Life::Running
+    }
+
+    /// Answers what is held or has no room, and prepares reads for the rest.
+    fn choose(&self, chunk: &[Descriptor], offer: &mut Offer) -> (Vec<ReadRequest>, Flow) {
+        let mut reads: Vec<ReadRequest> = Vec::with_capacity(chunk.len());
+        for source in chunk {
+            let pool = self.pools.of(source.key.kind);
+            let outcome = if pool.contains(source.key.name) {
+                self.counters.already_held.fetch_add(1, Ordering::Relaxed);
+                OfferOutcome::AlreadyHeld
+            } else {
+                match pool.reserve(1).map(|mut slots| slots.pop()) {
+                    Ok(Some(target)) => {
+                        reads.push(ReadRequest { source: *source, target });
+                        continue;
+                    }
+                    Ok(None) | Err(_) => {
+                        self.counters.dropped(DropReason::NoSpace);
+                        OfferOutcome::Dropped
+                    }
+                }
+            };
+            if offer.sink.emit(OfferEvent { key: source.key, outcome }) == Flow::Closed {
+                return (Vec::new(), Flow::Closed);
+            }
+        }
+        (reads, Flow::Open)
+    }
+
+    /// Waits for the reads of one chunk, answering lookups meanwhile.
+    fn read_chunk(&mut self, reads: Vec<ReadRequest>, offer: &mut Offer) -> (Life, Flow) {
+        // Unbounded, but at most one answer per read is ever sent; a sink must not block.
+        let (done, results) = unbounded();
+        let mut expected: VecDeque<ObjectKey> = reads.iter().map(|read| read.source.key).collect();
+        let ticket = self.transport.read(
+            reads,
+            Box::new(move |answer: ReadDone| match done.send(answer) {
+                Ok(()) => Flow::Open,
+                Err(_) => Flow::Closed,
+            }),
+        );
+        let commands = self.commands.clone();
+        while !expected.is_empty() {
+            let flow = select! {
+                recv(results) -> answer => if let Ok(answer) = answer {
+                    expected.pop_front();
+                    self.settle(answer, offer)
+                } else {
+                    // The transport dropped the sink: it broke, and what it had not answered is lost.
+                    return (Life::Running, self.drop_all(&expected, offer));
+                },
+                recv(commands) -> command => match command {
+                    Ok(command) => {
+                        self.take(command);
+                        Flow::Open
+                    }
+                    Err(_) => return (Life::Stopping, Flow::Closed),
+                },
+            };
+            if flow == Flow::Closed {
+                return (Life::Running, Flow::Closed);
+            }
+        }
+        drop(ticket);
+        (Life::Running, Flow::Open)
+    }
+
+    /// Seals what was read, and answers.
+    fn settle(&mut self, answer: ReadDone, offer: &mut Offer) -> Flow {
+        let ReadDone { source, target, result } = answer;
+        let slot = target.index();
+        let sealed =
+            result.and_then(|()| self.pools.of(source.key.kind).seal_read(target, &source));
+        let outcome = match sealed {
+            Ok(sealed) if sealed.index() != slot => {
+                self.counters.already_held.fetch_add(1, Ordering::Relaxed);
+                OfferOutcome::AlreadyHeld
+            }
+            Ok(sealed) => {
+                if source.key.kind == ObjectKind::Window {
+                    self.ages.touch(sealed.descriptor(), self.clock.now());
+                }
+                self.counters.stored(source.bytes);
+                OfferOutcome::Stored
+            }
+            Err(error) => {
+                tracing::debug!(name = %source.key.name, %error, "an offered object was not taken");
+                self.counters.dropped(DropReason::from(error));
+                OfferOutcome::Dropped
+            }
+        };
+        offer.sink.emit(OfferEvent { key: source.key, outcome })
+    }
+
+    fn drop_all(&self, keys: &VecDeque<ObjectKey>, offer: &mut Offer) -> Flow {
+        for key in keys {
+            self.counters.dropped(DropReason::Gone);
+            let event = OfferEvent { key: *key, outcome: OfferOutcome::Dropped };
+            if offer.sink.emit(event) == Flow::Closed {
+                return Flow::Closed;
+            }
+        }
+        Flow::Open
+    }
+
+    fn expire_windows(&mut self) {
+        for object in self.ages.expire(self.clock.now()) {
+            if self.pools.windows.forget(&object) {
+                self.counters.windows_expired.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("pools", &self.pools).finish_non_exhaustive()
+    }
+}
+
+fn count(counter: &AtomicU64, by: usize) {
+    counter.fetch_add(u64::try_from(by).unwrap_or(u64::MAX), Ordering::Relaxed);
+}

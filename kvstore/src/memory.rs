@@ -1,0 +1,139 @@
+//! Host memory made of equal slots.
+
+use std::collections::TryReserveError;
+
+use parking_lot::RwLock;
+use shared::{SlotIndex, SlotMemory};
+
+/// Slots in ordinary host memory, all allocated and zeroed when it is built.
+///
+/// Each slot has a lock of its own: readers of one slot share it, a writer excludes them. By the contract of
+/// [`SlotMemory`] nobody ever waits here; if somebody does, the contract was broken, and the bytes are still whole.
+#[derive(Debug)]
+pub struct HostMemory {
+    slots: Vec<RwLock<Box<[u8]>>>,
+    slot_bytes: usize,
+}
+
+/// Why the memory could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The bound does not hold one slot.
+    #[error(
+        "{bytes_max} bytes hold no slot of {slot_bytes} bytes; raise the bound to at least {slot_bytes}"
+    )]
+    TooSmall {
+        /// The bound.
+        bytes_max: u64,
+        /// Bytes of one slot.
+        slot_bytes: usize,
+    },
+    /// The bound holds more slots than can be numbered.
+    #[error("{slots} slots are more than can be numbered ({}); lower the bound", u32::MAX)]
+    TooMany {
+        /// Slots asked for.
+        slots: u64,
+    },
+    /// The system did not give the memory.
+    #[error("the system refused {bytes} bytes of memory ({source}); lower the bound")]
+    Refused {
+        /// Bytes asked for in all.
+        bytes: u64,
+        /// What the allocator said.
+        source: TryReserveError,
+    },
+}
+
+impl HostMemory {
+    /// Allocates as many slots of `slot_bytes` bytes as `bytes_max` bytes hold, and touches every page, so that the
+    /// price is paid at the start and not by the first request. The locks and lists around the slots are not counted.
+    ///
+    /// # Errors
+    /// When not one slot fits, when there would be more than `u32::MAX`, or when the allocator refuses.
+    ///
+    /// # Panics
+    /// When `slot_bytes` is 0.
+    pub fn with_bound(bytes_max: u64, slot_bytes: usize) -> Result<Self, MemoryError> {
+        assert!(0 < slot_bytes, "a slot holds at least one byte");
+        let slots = bytes_max / u64::try_from(slot_bytes).unwrap_or(u64::MAX);
+        if slots == 0 {
+            return Err(MemoryError::TooSmall { bytes_max, slot_bytes });
+        }
+        let slots = u32::try_from(slots).map_err(|_| MemoryError::TooMany { slots })?;
+        Self::with_slots(slots, slot_bytes)
+    }
+
+    /// Allocates exactly `slots` slots.
+    ///
+    /// # Errors
+    /// When the allocator refuses.
+    pub fn with_slots(slots: u32, slot_bytes: usize) -> Result<Self, MemoryError> {
+        let refused = |source| MemoryError::Refused {
+            bytes: u64::from(slots).saturating_mul(u64::try_from(slot_bytes).unwrap_or(u64::MAX)),
+            source,
+        };
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(SlotIndex(slots).index()).map_err(refused)?;
+        for _ in 0..slots {
+            let mut slot = Vec::new();
+            slot.try_reserve_exact(slot_bytes).map_err(refused)?;
+            slot.resize(slot_bytes, 0);
+            memory.push(RwLock::new(slot.into_boxed_slice()));
+        }
+        Ok(Self { slots: memory, slot_bytes })
+    }
+}
+
+impl SlotMemory for HostMemory {
+    fn slots(&self) -> u32 {
+        u32::try_from(self.slots.len()).expect("built from a count of 32 bits")
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    fn read(&self, slot: SlotIndex, visit: &mut dyn FnMut(&[u8])) {
+        visit(&self.slots[slot.index()].read());
+    }
+
+    fn write(&self, slot: SlotIndex, visit: &mut dyn FnMut(&mut [u8])) {
+        visit(&mut self.slots[slot.index()].write());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{SlotIndex, SlotMemory};
+
+    use super::{HostMemory, MemoryError};
+
+    #[test]
+    fn a_bound_in_bytes_becomes_whole_slots() {
+        for (bytes_max, slots) in [(10, 1), (19, 1), (20, 2), (1_000, 100)] {
+            let memory = HostMemory::with_bound(bytes_max, 10).unwrap();
+            assert_eq!((memory.slots(), memory.slot_bytes()), (slots, 10), "{bytes_max} bytes");
+        }
+    }
+
+    #[test]
+    fn impossible_bounds_are_refused_with_a_reason() {
+        let small = HostMemory::with_bound(9, 10).unwrap_err();
+        assert!(matches!(small, MemoryError::TooSmall { bytes_max: 9, slot_bytes: 10 }));
+        let many = HostMemory::with_bound(u64::MAX, 1).unwrap_err();
+        assert!(matches!(many, MemoryError::TooMany { .. }));
+        let huge = HostMemory::with_slots(1, usize::MAX / 2).unwrap_err();
+        assert!(matches!(huge, MemoryError::Refused { .. }), "{huge}");
+    }
+
+    #[test]
+    fn slots_start_zeroed_and_keep_what_is_written() {
+        let memory = HostMemory::with_slots(2, 4).unwrap();
+        memory.write(SlotIndex(1), &mut |bytes| bytes.copy_from_slice(&[1, 2, 3, 4]));
+        for (slot, expected) in [(0, [0; 4]), (1, [1, 2, 3, 4])] {
+            let mut seen = Vec::new();
+            memory.read(SlotIndex(slot), &mut |bytes| seen.extend_from_slice(bytes));
+            assert_eq!(seen, expected);
+        }
+    }
+}

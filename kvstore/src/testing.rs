@@ -1,0 +1,84 @@
+//! What the tests of several modules need: a seeded generator, small pools, recorded bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use shared::{BlockName, ObjectKind, RegionId, SlotIndex, SlotMemory, Tier};
+
+use crate::memory::HostMemory;
+use crate::pool::{Pool, PoolConfig, Seal, SealedSlot};
+
+/// Bytes of a slot in tests: odd, so that no power of two hides a mistake.
+pub(crate) const SLOT_BYTES: usize = 37;
+
+/// A full period generator (SplitMix64): tests print the seed they gave it.
+pub(crate) struct Generator(pub(crate) u64);
+
+impl Generator {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        let bound = u64::try_from(bound).unwrap();
+        usize::try_from(self.next() % bound).unwrap()
+    }
+}
+
+pub(crate) fn name(number: u64) -> BlockName {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    BlockName(bytes)
+}
+
+/// A pool of blocks over fresh memory. The memory is returned too, so that a test can damage bytes behind the pool.
+pub(crate) fn pool_with_memory(region: u64, slots: u32) -> (Pool, Arc<HostMemory>) {
+    pool_of(region, slots, ObjectKind::Block)
+}
+
+pub(crate) fn pool_of(region: u64, slots: u32, kind: ObjectKind) -> (Pool, Arc<HostMemory>) {
+    let memory = Arc::new(HostMemory::with_slots(slots, SLOT_BYTES).unwrap());
+    let config = PoolConfig { region: RegionId(region), kind, tier: Tier::Device };
+    let pool = Pool::new(config, Arc::clone(&memory) as Arc<dyn SlotMemory>);
+    (pool, memory)
+}
+
+pub(crate) fn pool(region: u64, slots: u32) -> Pool {
+    pool_with_memory(region, slots).0
+}
+
+/// The payload of the object with this number: bytes that no other number has.
+pub(crate) fn payload(number: u64) -> Vec<u8> {
+    let mut generator = Generator(number);
+    (0..SLOT_BYTES).map(|_| generator.next().to_le_bytes()[0]).collect()
+}
+
+/// Stores the object with this number and returns it pinned.
+pub(crate) fn store(pool: &Pool, number: u64) -> SealedSlot {
+    let mut slot = pool.reserve(1).unwrap().pop().unwrap();
+    slot.write(&mut |bytes| bytes.copy_from_slice(&payload(number)));
+    let bytes = u32::try_from(SLOT_BYTES).unwrap();
+    pool.seal(slot, Seal { name: name(number), exact: true, bytes })
+}
+
+pub(crate) fn bytes_of(slot: &SealedSlot) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    slot.read(&mut |payload| bytes.extend_from_slice(payload));
+    bytes
+}
+
+/// Flips one bit behind the pool's back.
+pub(crate) fn damage(memory: &HostMemory, slot: SlotIndex) {
+    memory.write(slot, &mut |bytes| bytes[3] ^= 0x10);
+}
+
+/// The next event, or a failed test instead of a hanging one.
+pub(crate) fn next<T>(events: &Receiver<T>) -> T {
+    events.recv_timeout(Duration::from_secs(20)).expect("an answer within 20 s")
+}
