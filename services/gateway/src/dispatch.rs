@@ -1,0 +1,262 @@
+//! One request's way through the cluster: placed by the router, run by a decode worker, placed anew once if that
+//! worker goes away before its first token.
+//!
+//! Workers call the sinks here from threads of their own and are never made to wait: events go into a bounded channel,
+//! and an answer whose client lets it fill up is given up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shared::{
+    Clock, DecodeDirectory, DecodeEvent, DecodeRequest, Flow, PlaceEvent, PlaceRequest, Placement,
+    Placer, ServeError, Sink, TenantId, Ticket, Timestamp, TokenId, WorkerRank,
+};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use crate::metrics::Metrics;
+use crate::prompt::Prepared;
+
+/// How long after the deadline a worker may still say that it passed.
+const DEADLINE_GRACE: Duration = Duration::from_secs(1);
+
+/// The rest of the cluster, as a request sees it.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    pub(crate) placer: Arc<dyn Placer>,
+    pub(crate) directory: Arc<dyn DecodeDirectory>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) tenant: TenantId,
+    pub(crate) end_of_answer: TokenId,
+    pub(crate) buffer_events_max: usize,
+    pub(crate) resumes_max: u32,
+    pub(crate) request_max: Duration,
+}
+
+/// The next thing to know about an answer.
+#[derive(Debug)]
+pub(crate) enum Word {
+    Event(DecodeEvent),
+    /// Too many events waited; the worker was told to stop.
+    Overflow,
+}
+
+/// A running request. Dropping it cancels the whole chain.
+pub(crate) struct Session {
+    cluster: Cluster,
+    prepared: Arc<Prepared>,
+    deadline: Timestamp,
+    /// When even a silent worker is given up. Workers keep the deadline by themselves and are given a moment to say so.
+    silence_ends: Instant,
+    overflow: Arc<Notify>,
+    leg: Option<Leg>,
+    resumes_left: u32,
+    emitted: bool,
+}
+
+/// One placement and the worker's events. The worker is cancelled before the router forgets the load.
+struct Leg {
+    worker: WorkerRank,
+    events: mpsc::Receiver<DecodeEvent>,
+    overflown: oneshot::Receiver<()>,
+    _decode: Ticket,
+    _place: Ticket,
+}
+
+impl Session {
+    /// A session that has not begun; it does with the first call of [`Self::next`].
+    pub(crate) fn new(cluster: Cluster, prepared: Arc<Prepared>) -> Self {
+        let deadline = cluster.clock.now().after(cluster.request_max);
+        let silence_ends = Instant::now() + cluster.request_max + DEADLINE_GRACE;
+        let resumes_left = cluster.resumes_max;
+        let overflow = Arc::new(Notify::new());
+        let emitted = false;
+        Self {
+            cluster,
+            prepared,
+            deadline,
+            silence_ends,
+            overflow,
+            leg: None,
+            resumes_left,
+            emitted,
+        }
+    }
+
+    /// Tells when the worker was stopped because too many events waited.
+    pub(crate) fn overflow(&self) -> Arc<Notify> {
+        Arc::clone(&self.overflow)
+    }
+
+    /// Waits for the next word. Not to be called again after the last one, nor after being cancelled.
+    pub(crate) async fn next(&mut self) -> Word {
+        let silence_ends = self.silence_ends;
+        timeout_at(silence_ends, self.next_word()).await.unwrap_or_else(|_| {
+            let stage = "waiting for its worker";
+            Word::Event(DecodeEvent::Failed(ServeError::DeadlineExceeded { stage }))
+        })
+    }
+
+    async fn next_word(&mut self) -> Word {
+        loop {
+            let event = match self.leg.as_mut() {
+                None => match self.begin().await {
+                    Ok(leg) => {
+                        self.leg = Some(leg);
+                        continue;
+                    }
+                    Err(error) => DecodeEvent::Failed(error),
+                },
+                Some(leg) => match leg.events.recv().await {
+                    Some(event) => event,
+                    None if leg.overflown.try_recv().is_ok() => return Word::Overflow,
+                    // A sink that was dropped without a last event is a worker that went away.
+                    None => DecodeEvent::Failed(ServeError::WorkerLost { worker: leg.worker }),
+                },
+            };
+            if let DecodeEvent::Failed(ServeError::WorkerLost { worker }) = event
+                && !self.emitted
+                && 0 < self.resumes_left
+            {
+                self.resumes_left -= 1;
+                self.leg = None;
+                self.cluster.metrics.resumed();
+                tracing::warn!(request = %self.prepared.id, %worker, "placing a request anew");
+                continue;
+            }
+            self.emitted |= matches!(event, DecodeEvent::Token(_));
+            return Word::Event(event);
+        }
+    }
+
+    async fn begin(&mut self) -> Result<Leg, ServeError> {
+        let asked = self.cluster.clock.now();
+        let (placement, place) = self.place().await?;
+        self.cluster.metrics.placed(self.cluster.clock.now().since(asked));
+        tracing::debug!(
+            request = %self.prepared.id,
+            decode = %placement.decode,
+            reason = placement.reason,
+            "placed"
+        );
+        let worker = placement.decode;
+        let decode =
+            self.cluster.directory.decode(worker).ok_or(ServeError::WorkerLost { worker })?;
+        let (sender, events) = mpsc::channel(self.cluster.buffer_events_max);
+        let (overflow_sender, overflown) = oneshot::channel();
+        let sink = EventSink {
+            sender: Some((sender, overflow_sender)),
+            overflow: Arc::clone(&self.overflow),
+        };
+        let ticket = decode.submit(self.decode_request(&placement), Box::new(sink));
+        Ok(Leg { worker, events, overflown, _decode: ticket, _place: place })
+    }
+
+    async fn place(&mut self) -> Result<(Placement, Ticket), ServeError> {
+        let (sender, answer) = oneshot::channel();
+        let mut sender = Some(sender);
+        let sink = move |event: PlaceEvent| {
+            let sent = sender.take().map(|sender| sender.send(event).is_ok());
+            if sent == Some(true) { Flow::Open } else { Flow::Closed }
+        };
+        let request = PlaceRequest {
+            id: self.prepared.id,
+            tenant: self.cluster.tenant.clone(),
+            names: Arc::clone(&self.prepared.names),
+            prompt_tokens: self.prepared.prompt_tokens,
+            output_tokens_max: self.prepared.output_tokens_max,
+            deadline: Some(self.deadline),
+        };
+        let ticket = self.cluster.placer.submit(request, Box::new(sink));
+        match answer.await {
+            Ok(PlaceEvent::Placed(placement)) => Ok((placement, ticket)),
+            Ok(PlaceEvent::Refused(error)) => Err(error),
+            Err(_) => {
+                let message = "the router went away without placing the request".into();
+                Err(ServeError::Internal { message })
+            }
+        }
+    }
+
+    fn decode_request(&self, placement: &Placement) -> DecodeRequest {
+        DecodeRequest {
+            id: self.prepared.id,
+            prompt: Arc::clone(&self.prepared.prompt),
+            emitted: Vec::new(),
+            root: self.prepared.root,
+            names: Arc::clone(&self.prepared.names),
+            lineage: self.prepared.lineage,
+            sampling: self.prepared.sampling,
+            stop_ids: vec![self.cluster.end_of_answer],
+            output_tokens_max: self.prepared.output_tokens_max,
+            prefill: placement.prefill,
+            deadline: Some(self.deadline),
+        }
+    }
+}
+
+/// The worker's end of the channel. Gone once the channel is full or nobody listens.
+struct EventSink {
+    sender: Option<(mpsc::Sender<DecodeEvent>, oneshot::Sender<()>)>,
+    overflow: Arc<Notify>,
+}
+
+impl Sink<DecodeEvent> for EventSink {
+    fn emit(&mut self, event: DecodeEvent) -> Flow {
+        let Some((events, overflown)) = self.sender.take() else { return Flow::Closed };
+        match events.try_send(event) {
+            Ok(()) => {
+                self.sender = Some((events, overflown));
+                Flow::Open
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => Flow::Closed,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                // Said before the channel ends, so that its end is not taken for a lost worker. Nobody listens when
+                // the client left at the same moment, which is as good.
+                let _unheard = overflown.send(());
+                self.overflow.notify_one();
+                Flow::Closed
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use shared::{DecodeEvent, Flow, Sink, TokenId};
+    use tokio::sync::{Notify, mpsc, oneshot};
+
+    use super::EventSink;
+
+    fn sink(capacity: usize) -> (EventSink, mpsc::Receiver<DecodeEvent>, oneshot::Receiver<()>) {
+        let (events, receiver) = mpsc::channel(capacity);
+        let (overflow, overflown) = oneshot::channel();
+        let sender = Some((events, overflow));
+        (EventSink { sender, overflow: Arc::new(Notify::new()) }, receiver, overflown)
+    }
+
+    #[test]
+    fn a_full_buffer_closes_the_sink_and_keeps_what_it_held() {
+        let (mut sink, mut events, mut overflown) = sink(2);
+        let token = |id| DecodeEvent::Token(TokenId(id));
+        assert_eq!(sink.emit(token(0)), Flow::Open);
+        assert_eq!(sink.emit(token(1)), Flow::Open);
+        assert!(overflown.try_recv().is_err());
+        assert_eq!(sink.emit(token(2)), Flow::Closed);
+        assert_eq!(sink.emit(token(3)), Flow::Closed);
+        assert_eq!(events.blocking_recv(), Some(token(0)));
+        assert_eq!(events.blocking_recv(), Some(token(1)));
+        assert_eq!(events.blocking_recv(), None);
+        assert!(overflown.try_recv().is_ok());
+    }
+
+    #[test]
+    fn a_sink_nobody_listens_to_is_closed() {
+        let (mut sink, events, _overflown) = sink(2);
+        drop(events);
+        assert_eq!(sink.emit(DecodeEvent::Token(TokenId(0))), Flow::Closed);
+    }
+}
