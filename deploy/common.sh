@@ -1,0 +1,39 @@
+# Sourced by the scripts in this folder; does nothing by itself.
+#
+# A fresh machine has Rust with rustup or a distribution's toolchain, a C compiler, python3 and git. Whatever else a script
+# needs is installed here, or its absence is one clear line.
+
+# fail TEXT: one line on standard error, exit 1.
+fail() {
+  printf 'kvasir: %s\n' "$1" >&2
+  exit 1
+}
+
+# RUSTFLAGS would build every dependency a second time, with other flags than the recorded figures.
+unset RUSTFLAGS
+
+need_rust() {
+  command -v cargo >/dev/null 2>&1 || fail "cargo is missing; install Rust 1.95 or later (https://rustup.rs), then run this again"
+  local have
+  have=$(rustc --version | awk '{print $2}')
+  printf '%s\n' 1.95.0 "${have%%-*}" | sort -CV || fail "rustc $have is too old; run 'rustup update' to get 1.95 or later"
+  command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || install_package gcc
+}
+
+# install_package NAME: by the system's package manager; only Debian's is known here.
+install_package() {
+  command -v apt-get >/dev/null 2>&1 || fail "$1 is missing; install it with your package manager, then run this again"
+  apt-get update -qq && apt-get install -y -qq "$1" || fail "could not install $1; install it by hand, then run this again"
+}
+
+need_component() {
+  cargo "$1" --version >/dev/null 2>&1 && return
+  command -v rustup >/dev/null 2>&1 || fail "cargo $1 is missing; install your toolchain's $1 component"
+  rustup component add "${2:-$1}" || fail "could not add the component ${2:-$1}; run 'rustup component add ${2:-$1}'"
+}
+
+need_nextest() {
+  cargo nextest --version >/dev/null 2>&1 && return
+  printf 'installing cargo-nextest (some minutes, once)\n'
+  cargo install --locked cargo-nextest || fail "could not install cargo-nextest; install it by hand, then run this again"
+}

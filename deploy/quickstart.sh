@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# From a fresh clone to a served model: builds once, then runs `kvasir demo`. Arguments go to the demo (--json, --keep).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. deploy/common.sh
+
+need_rust
+printf 'building kvasir (some minutes the first time)\n' >&2
+cargo build --release --package kvasir
+exec "${CARGO_TARGET_DIR:-target}/release/kvasir" demo "$@"

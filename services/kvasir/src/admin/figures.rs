@@ -1,0 +1,297 @@
+//! Pools, placement and workers in the Prometheus text format.
+
+use std::fmt::{Display, Write};
+
+use decode::DecodeStats;
+use kvstore::HostStats;
+use prefill::PrefillStats;
+use router::RouterSnapshot;
+use shared::Tier;
+
+use crate::wiring::Cluster;
+
+/// Appends all figures of a cluster.
+pub(super) fn write(cluster: &Cluster, text: &mut String) {
+    pools(cluster, text);
+    let placement = cluster.placement();
+    router(&placement.snapshot(), placement.events_lost(), text);
+    decode(&cluster.decode().stats(), text);
+    prefill(&cluster.prefill().stats(), text);
+    store(&cluster.store().stats(), text);
+}
+
+fn pools(cluster: &Cluster, text: &mut String) {
+    let audits: Vec<_> = cluster.pools().iter().map(|named| (named, named.pool.audit())).collect();
+    head(text, "kvasir_kvstore_slots", "gauge", "Slots of each pool by what holds them");
+    for (named, audit) in &audits {
+        let states = [
+            ("free", audit.free),
+            ("cached", audit.cached),
+            ("pinned", audit.pinned),
+            ("owned", audit.owned),
+            ("open_read", audit.open_reads),
+        ];
+        for (state, slots) in states {
+            let labels = [("pool", named.name), ("state", state)];
+            sample(text, "kvasir_kvstore_slots", &labels, slots);
+        }
+    }
+    head(text, "kvasir_kvstore_blocks", "gauge", "Named blocks that can be had, by tier");
+    for tier in [Tier::Device, Tier::Host] {
+        let held = audits.iter().filter(|(named, _)| {
+            named.pool.config().tier == tier && named.name.ends_with("_blocks")
+        });
+        let blocks: usize = held.map(|(named, _)| named.pool.held()).sum();
+        sample(text, "kvasir_kvstore_blocks", &[("tier", tier.as_str())], blocks);
+    }
+    head(text, "kvasir_kvstore_leaked_slots", "gauge", "Slots that nothing explains; must be 0");
+    let leaked: usize = audits.iter().map(|(_, audit)| audit.leaked).sum();
+    sample(text, "kvasir_kvstore_leaked_slots", &[], leaked);
+}
+
+fn router(snapshot: &RouterSnapshot, events_lost: u64, text: &mut String) {
+    let gauges = [
+        ("kvasir_router_waiting_requests", "Requests waiting for a place", snapshot.waiting),
+        ("kvasir_router_running_requests", "Requests placed and not ended", snapshot.running),
+        ("kvasir_router_index_entries", "Block and holder pairs known", snapshot.index_entries),
+    ];
+    for (name, help, value) in gauges {
+        head(text, name, "gauge", help);
+        sample(text, name, &[], value);
+    }
+    head(text, "kvasir_router_placed_total", "counter", "Placements by their kind");
+    for (kind, count) in snapshot.placed.iter() {
+        sample(text, "kvasir_router_placed_total", &[("kind", kind.as_str())], count);
+    }
+    head(text, "kvasir_router_refused_total", "counter", "Requests refused by the router");
+    let refused = &snapshot.refused;
+    let reasons = [
+        ("overloaded", refused.overloaded),
+        ("deadline", refused.deadline),
+        ("no_worker", refused.no_worker),
+        ("duplicate", refused.duplicate),
+    ];
+    for (reason, count) in reasons {
+        sample(text, "kvasir_router_refused_total", &[("reason", reason)], count);
+    }
+    counters(
+        text,
+        &[
+            (
+                "kvasir_router_resyncs_total",
+                "Requests for a member's whole state",
+                snapshot.resyncs,
+            ),
+            (
+                "kvasir_router_events_lost_total",
+                "Worker events that found their queue full",
+                events_lost,
+            ),
+        ],
+    );
+}
+
+fn decode(stats: &DecodeStats, text: &mut String) {
+    counters(
+        text,
+        &[
+            ("kvasir_decode_requests_total", "Requests accepted", stats.requests),
+            ("kvasir_decode_refused_total", "Requests refused", stats.refused),
+            ("kvasir_decode_finished_total", "Answers completed", stats.finished),
+            ("kvasir_decode_failed_total", "Accepted requests that failed", stats.failed),
+            ("kvasir_decode_cancelled_total", "Requests whose client left", stats.cancelled),
+            ("kvasir_decode_tokens_total", "Tokens emitted", stats.tokens),
+            ("kvasir_decode_preemptions_total", "Sequences that gave way", stats.preemptions),
+            ("kvasir_decode_resumes_total", "Sequences continued after that", stats.resumes),
+            (
+                "kvasir_decode_prefill_visits_total",
+                "Starts that visited prefill",
+                stats.prefill_visits,
+            ),
+            (
+                "kvasir_decode_prefill_retries_total",
+                "Prefill attempts after the first",
+                stats.prefill_retries,
+            ),
+            (
+                "kvasir_decode_prefill_fallbacks_total",
+                "Starts that gave up on prefill",
+                stats.prefill_fallbacks,
+            ),
+            ("kvasir_decode_reads_failed_total", "Reads that failed", stats.reads_failed),
+            (
+                "kvasir_decode_locates_failed_total",
+                "Lookups not answered in time",
+                stats.locates_failed,
+            ),
+            (
+                "kvasir_decode_fetched_bytes_total",
+                "Bytes read from other memory",
+                stats.bytes_fetched,
+            ),
+            ("kvasir_decode_rows_total", "Decode rows computed", stats.decode_rows),
+            ("kvasir_decode_tail_rows_total", "Tail rows computed", stats.tail_rows),
+            ("kvasir_decode_steps_total", "Steps computed", stats.steps),
+            (
+                "kvasir_decode_offers_skipped_total",
+                "Blocks not offered to the store",
+                stats.offers_skipped,
+            ),
+        ],
+    );
+    gauges(
+        text,
+        &[
+            ("kvasir_decode_waiting_requests", "Requests in the queue", stats.waiting),
+            ("kvasir_decode_running_sequences", "Live sequences", stats.running),
+        ],
+    );
+}
+
+fn prefill(stats: &PrefillStats, text: &mut String) {
+    counters(
+        text,
+        &[
+            ("kvasir_prefill_requests_total", "Requests accepted", stats.requests_accepted),
+            ("kvasir_prefill_refused_total", "Requests refused", stats.requests_refused),
+            ("kvasir_prefill_finished_total", "Requests completed", stats.requests_finished),
+            ("kvasir_prefill_cancelled_total", "Requests cancelled", stats.requests_cancelled),
+            ("kvasir_prefill_rows_total", "Rows computed", stats.rows_computed),
+            (
+                "kvasir_prefill_rows_replayed_total",
+                "Rows replayed for windows",
+                stats.rows_replayed,
+            ),
+            ("kvasir_prefill_steps_total", "Engine calls", stats.steps),
+            (
+                "kvasir_prefill_fetched_bytes_total",
+                "Bytes read from the store",
+                stats.bytes_fetched,
+            ),
+            ("kvasir_prefill_reads_failed_total", "Reads that failed", stats.reads_failed),
+            ("kvasir_prefill_reads_late_total", "Requests whose reads were late", stats.reads_late),
+            (
+                "kvasir_prefill_locates_late_total",
+                "Lookups not answered in time",
+                stats.locates_late,
+            ),
+            (
+                "kvasir_prefill_offers_stored_total",
+                "Objects the store took or had",
+                stats.offers_stored,
+            ),
+            (
+                "kvasir_prefill_offers_dropped_total",
+                "Objects the store did not take",
+                stats.offers_dropped,
+            ),
+            ("kvasir_prefill_offers_skipped_total", "Objects not offered", stats.offers_skipped),
+        ],
+    );
+    let count = |value: usize| u64::try_from(value).unwrap_or(u64::MAX);
+    gauges(
+        text,
+        &[
+            ("kvasir_prefill_waiting_requests", "Requests in the queue", count(stats.waiting)),
+            ("kvasir_prefill_running_requests", "Requests in work", count(stats.running)),
+            ("kvasir_prefill_held_requests", "Finished and still pinned", count(stats.held)),
+            ("kvasir_prefill_pending_rows", "Rows accepted and not computed", stats.pending_rows),
+        ],
+    );
+}
+
+fn store(stats: &HostStats, text: &mut String) {
+    counters(
+        text,
+        &[
+            ("kvasir_kvstore_host_stored_total", "Objects read and held", stats.stored),
+            ("kvasir_kvstore_host_stored_bytes_total", "Their payload bytes", stats.stored_bytes),
+            ("kvasir_kvstore_host_hits_total", "Keys found", stats.hits),
+            ("kvasir_kvstore_host_misses_total", "Keys not found", stats.misses),
+            ("kvasir_kvstore_host_lookups_refused_total", "Lookups refused", stats.lookups_refused),
+            (
+                "kvasir_kvstore_host_windows_expired_total",
+                "Window objects too old",
+                stats.windows_expired,
+            ),
+        ],
+    );
+    head(text, "kvasir_kvstore_host_dropped_total", "counter", "Offers not taken, by reason");
+    let reasons = [
+        ("queue", stats.dropped_queue),
+        ("space", stats.dropped_space),
+        ("gone", stats.dropped_gone),
+        ("corrupt", stats.dropped_corrupt),
+    ];
+    for (reason, count) in reasons {
+        sample(text, "kvasir_kvstore_host_dropped_total", &[("reason", reason)], count);
+    }
+    gauges(text, &[("kvasir_kvstore_host_held_bytes", "Bytes of objects held", stats.bytes_held)]);
+}
+
+type Figure = (&'static str, &'static str, u64);
+
+fn counters(text: &mut String, figures: &[Figure]) {
+    for (name, help, value) in figures {
+        head(text, name, "counter", help);
+        sample(text, name, &[], value);
+    }
+}
+
+fn gauges(text: &mut String, figures: &[Figure]) {
+    for (name, help, value) in figures {
+        head(text, name, "gauge", help);
+        sample(text, name, &[], value);
+    }
+}
+
+fn head(text: &mut String, name: &str, kind: &str, help: &str) {
+    writeln!(text, "# HELP {name} {help}.\n# TYPE {name} {kind}").expect(WRITES);
+}
+
+/// Label values are fixed words of ours, so nothing needs escaping.
+fn sample(text: &mut String, name: &str, labels: &[(&str, &str)], value: impl Display) {
+    text.push_str(name);
+    for (index, (label, word)) in labels.iter().enumerate() {
+        let open = if index == 0 { '{' } else { ',' };
+        write!(text, "{open}{label}=\"{word}\"").expect(WRITES);
+    }
+    if !labels.is_empty() {
+        text.push('}');
+    }
+    writeln!(text, " {value}").expect(WRITES);
+}
+
+const WRITES: &str = "writing to a string never fails";
+
+#[cfg(test)]
+mod tests {
+    use prefill::PrefillStats;
+
+    use super::{head, prefill, sample};
+
+    #[test]
+    fn samples_have_the_text_format() {
+        let mut text = String::new();
+        head(&mut text, "kvasir_kvstore_slots", "gauge", "Slots");
+        sample(&mut text, "kvasir_kvstore_slots", &[("pool", "a"), ("state", "free")], 3);
+        sample(&mut text, "kvasir_kvstore_slots", &[], 4);
+        let expected = "# HELP kvasir_kvstore_slots Slots.\n# TYPE kvasir_kvstore_slots gauge\n\
+                        kvasir_kvstore_slots{pool=\"a\",state=\"free\"} 3\nkvasir_kvstore_slots 4\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn counters_end_in_total_and_each_name_comes_once() {
+        let mut text = String::new();
+        prefill(&PrefillStats::default(), &mut text);
+        let mut names = Vec::new();
+        for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+            let (name, kind) = line.split_once(' ').unwrap();
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
+            assert!(!names.contains(&name), "{name} twice");
+            names.push(name);
+        }
+        assert!(10 < names.len());
+    }
+}

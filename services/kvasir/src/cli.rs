@@ -1,0 +1,398 @@
+//! The command line: what can be typed, and what it starts.
+//!
+//! Invariants: a failure is one line on standard error that says what to do, and exit status 1; wrong usage is 2.
+//! Results go to standard output, progress and logs to standard error.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use engine::Arithmetic;
+use rayon::ThreadPoolBuilder;
+use serde::Deserialize;
+use shared::Clock;
+use tokio::runtime::Builder;
+use tracing_subscriber::EnvFilter;
+
+use crate::bench::ladder::{LadderOptions, describe, run as run_ladder};
+use crate::clock::SystemClock;
+use crate::console::Console;
+use crate::{demo, generate, golden, serve};
+
+/// A serving system for models of the DeepSeek-V4.1 family.
+#[derive(Debug, Parser)]
+#[command(name = "kvasir", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// What is logged to standard error, for example `info` or `kvasir=debug,warn`.
+    #[arg(long, global = true, default_value = "warn")]
+    log: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a model over HTTP: all roles in one process.
+    Serve(ServeArgs),
+    /// Answer one prompt and exit; opens no port.
+    Generate(GenerateArgs),
+    /// Compare the engine with reference outputs.
+    Golden(GoldenArgs),
+    /// Serve the built-in model, hold a short chat and print the TTFT ladder.
+    Demo(DemoArgs),
+    /// Measure a running server from outside.
+    Bench {
+        #[command(subcommand)]
+        which: BenchCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    /// The TTFT ladder: cold, device, host, direct. Works against any OpenAI-compatible server.
+    Ladder(LadderArgs),
+}
+
+/// Float64 reference arithmetic or fast float32, as it is typed and written in configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ArithChoice {
+    /// Reproduces the reference outputs; an order of magnitude slower.
+    Exact,
+    /// For serving.
+    Fast,
+}
+
+impl From<ArithChoice> for Arithmetic {
+    fn from(choice: ArithChoice) -> Self {
+        match choice {
+            ArithChoice::Exact => Self::Exact,
+            ArithChoice::Fast => Self::Fast,
+        }
+    }
+}
+
+/// What a start without a window object does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LineageArg {
+    /// Long replays; a cached answer equals the cold one bit for bit.
+    Exact,
+    /// Short replays, as the model family is usually served.
+    Bounded,
+}
+
+/// Options of `kvasir serve`.
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// Folder of the checkpoint: config.json, tokenizer.json, *.safetensors.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Address for clients; port 0 takes a free one and prints it. Only loopback until there are API keys and TLS.
+    #[arg(long)]
+    pub listen: Option<SocketAddr>,
+    /// Address for /metrics and /debug.
+    #[arg(long)]
+    pub admin: Option<SocketAddr>,
+    /// Arithmetic of the engine.
+    #[arg(long)]
+    pub arith: Option<ArithChoice>,
+    /// Lineage of requests that name none.
+    #[arg(long)]
+    pub lineage: Option<LineageArg>,
+    /// TOML file with a table per crate; see deploy/kvasir.example.toml. Options given here win.
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+    /// Replace the model by the token sequences of this file, for protocol tests.
+    #[arg(long)]
+    pub scripted: Option<PathBuf>,
+}
+
+/// Options of `kvasir generate`.
+#[derive(Clone, Debug, Args)]
+pub struct GenerateArgs {
+    /// Folder of the checkpoint.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// The user's message; the chat template is applied.
+    #[arg(long)]
+    pub prompt: String,
+    /// Bound of the answer in tokens.
+    #[arg(long, default_value_t = 256)]
+    pub max_tokens: u32,
+    /// 0 is greedy.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Key of the sampling noise.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Let the model reason first; the reasoning is printed too.
+    #[arg(long)]
+    pub thinking: bool,
+    /// Arithmetic of the engine.
+    #[arg(long)]
+    pub arith: Option<ArithChoice>,
+}
+
+/// Options of `kvasir golden`.
+#[derive(Clone, Debug, Args)]
+pub struct GoldenArgs {
+    /// Folder with cases/index.json (and checkpoint/), or with index.json.
+    pub dir: PathBuf,
+    /// Folder of the checkpoint, when it is not DIR/checkpoint.
+    #[arg(long)]
+    pub checkpoint: Option<PathBuf>,
+    /// Arithmetic to check, each against its own tolerances.
+    #[arg(long, default_value = "exact")]
+    pub arith: ArithChoice,
+    /// One JSON object instead of lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `kvasir demo`.
+#[derive(Clone, Debug, Args)]
+pub struct DemoArgs {
+    /// Folder of the checkpoint; the seedling of this repository when none is given.
+    #[arg(long)]
+    pub model: Option<PathBuf>,
+    /// Print the ladder as one JSON line.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep serving afterwards, until Ctrl-C.
+    #[arg(long)]
+    pub keep: bool,
+    /// Length of the long prompt in tokens.
+    #[arg(long, default_value_t = 8_000)]
+    pub prompt_tokens: u32,
+}
+
+/// Options of `kvasir bench ladder`.
+#[derive(Clone, Debug, Args)]
+struct LadderArgs {
+    /// The server, for example http://127.0.0.1:8000.
+    #[arg(long)]
+    url: String,
+    /// Kvasir's admin listener; without it the host rung is left out.
+    #[arg(long)]
+    admin: Option<String>,
+    /// Length of the long prompt in tokens.
+    #[arg(long, default_value_t = 8_000)]
+    prompt_tokens: u32,
+    /// The model; the first one the server lists when none is given.
+    #[arg(long)]
+    model: Option<String>,
+    /// Bearer token.
+    #[arg(long)]
+    api_key: Option<String>,
+    /// One JSON line instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command line and reports how it ended.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, console: &mut Console) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no failures: clap says so by the exit code.
+            let failed = error.use_stderr();
+            let text = error.to_string();
+            let shown = if failed {
+                console.progress(text.trim_end());
+                Ok(())
+            } else {
+                console.line(text.trim_end())
+            };
+            return if failed {
+                ExitCode::from(2)
+            } else {
+                exit(shown.map(|()| true).map_err(Into::into), console)
+            };
+        }
+    };
+    name_compute_threads();
+    let outcome = start_logging(&cli.log).and_then(|()| dispatch(cli.command, console));
+    exit(outcome, console)
+}
+
+fn exit(outcome: anyhow::Result<bool>, console: &mut Console) -> ExitCode {
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            console.progress(&format!("kvasir: {}", one_line(&error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The causes of an error behind one another, on one line. A cause that its effect already quotes is left out.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        let cause = cause.split_whitespace().collect::<Vec<_>>().join(" ");
+        if !text.contains(&cause) {
+            if !text.is_empty() {
+                text.push_str(": ");
+            }
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// Runs one command; false when it ran but its verdict is bad.
+fn dispatch(command: Command, console: &mut Console) -> anyhow::Result<bool> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
+    match command {
+        Command::Serve(args) => block_on(serve::run(&args, clock, console)).map(|()| true),
+        Command::Generate(args) => block_on(generate::run(&args, clock, console)).map(|()| true),
+        Command::Golden(args) => golden::run(&args, console),
+        Command::Demo(args) => block_on(demo::run(&args, clock, console)),
+        Command::Bench { which: BenchCommand::Ladder(args) } => {
+            block_on(ladder(args, clock, console)).map(|()| true)
+        }
+    }
+}
+
+async fn ladder(
+    args: LadderArgs,
+    clock: Arc<dyn Clock>,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    let options = LadderOptions {
+        url: args.url,
+        admin: args.admin,
+        api_key: args.api_key,
+        model: args.model,
+        prompt_tokens: args.prompt_tokens,
+    };
+    let mut lines = Vec::new();
+    let report = run_ladder(&options, &clock, |rung| {
+        let line = describe(rung);
+        if args.json { console.progress(&line) } else { lines.push(console.line(&line)) }
+    })
+    .await?;
+    lines.into_iter().collect::<Result<Vec<()>, _>>()?;
+    if args.json {
+        console.line(&serde_json::to_string(&report)?)?;
+    }
+    Ok(())
+}
+
+/// Runs a command on the runtime of the front door. The engine's threads are its own.
+fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.context("no async runtime")?;
+    let outcome = runtime.block_on(command);
+    // A command ends what it began, but for a load that a signal interrupted: nobody waits for that.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Gives the threads that compute a name, so that profiles can be read. There are as many as the machine has cores.
+fn name_compute_threads() {
+    let pool = ThreadPoolBuilder::new().thread_name(|number| format!("compute-{number}"));
+    // A second command line in one process (tests) keeps the first one's threads.
+    if let Err(error) = pool.build_global() {
+        tracing::debug!(%error, "the compute threads keep their names");
+    }
+}
+
+fn start_logging(filter: &str) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(filter)
+        .with_context(|| format!("--log {filter} is no filter; try --log info"))?;
+    let logging = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(true)
+        .try_init();
+    // A second command line in one process (tests) keeps the first one's logging.
+    if logging.is_err() {
+        tracing::debug!("logging is set up already");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::io::{self, Write};
+    use std::process::ExitCode;
+    use std::sync::{Arc, Mutex};
+
+    use anyhow::Context;
+    use clap::CommandFactory;
+
+    use super::{Cli, one_line, run};
+    use crate::console::Console;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn typed(line: &str) -> (ExitCode, String, String) {
+        let (results, progress) = (Shared::default(), Shared::default());
+        let mut console = Console::new(results.clone(), progress.clone());
+        let arguments = line.split_whitespace().map(OsString::from);
+        let code = run(arguments, &mut console);
+        let text = |shared: &Shared| String::from_utf8(shared.0.lock().unwrap().clone()).unwrap();
+        (code, text(&results), text(&progress))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn failures_are_one_line_that_says_what_to_do() {
+        let cases = [
+            ("kvasir golden /no/such/folder", "/no/such/folder"),
+            ("kvasir serve --model /no/such/folder", "/no/such/folder"),
+            ("kvasir serve --model . --listen 0.0.0.0:1", "loopback"),
+            ("kvasir --log =,= golden .", "--log"),
+            ("kvasir bench ladder --url https://127.0.0.1:1", "http://"),
+        ];
+        for (line, expected) in cases {
+            let (code, results, progress) = typed(line);
+            assert_eq!(code, ExitCode::FAILURE, "{line}");
+            assert!(results.is_empty(), "{line}: {results}");
+            assert_eq!(progress.lines().count(), 1, "{line}: {progress}");
+            assert!(progress.contains(expected), "{line}: {progress}");
+        }
+    }
+
+    #[test]
+    fn wrong_usage_is_told_apart_from_failure() {
+        let (code, _, progress) = typed("kvasir serve");
+        assert_eq!(code, ExitCode::from(2));
+        assert!(progress.contains("--model"), "{progress}");
+        let (code, results, _) = typed("kvasir --version");
+        assert_eq!(code, ExitCode::SUCCESS);
+        assert!(results.starts_with("kvasir "), "{results}");
+    }
+
+    #[test]
+    fn causes_are_not_said_twice() {
+        let inner: anyhow::Result<()> = Err(anyhow::anyhow!("no such file"));
+        let error = inner.context("a cannot be read: no such file").unwrap_err();
+        assert_eq!(one_line(&error), "a cannot be read: no such file");
+    }
+}

@@ -1,0 +1,281 @@
+//! The configuration file: one TOML table per crate, unknown keys refused, every key optional.
+//!
+//! Each crate owns its settings and their defaults; this module only moves values from the file into them. Options of the
+//! command line win over the file.
+
+mod reader;
+mod tables;
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use decode::DecodeConfig;
+use gateway::GatewayConfig;
+use kvstore::{HostTierConfig, LocalTransportConfig};
+use prefill::PrefillConfig;
+use router::RouterConfig;
+use serde::Deserialize;
+use shared::StartGeometry;
+
+use crate::cli::ArithChoice;
+
+/// B of the design: the most tokens a sequence is ever rolled back by. Part of the numerics, so no setting.
+pub(crate) const ROLLBACK: u32 = 12;
+
+/// Most blocks and window objects of a worker: two thousand million tokens, a million conversations. What a machine
+/// really has is compared when the model's layout is known.
+const DEVICE_BLOCKS_MAX: u32 = 16_777_216;
+const WINDOW_OBJECTS_MAX: u32 = 1_048_576;
+/// Most bytes of either part of the store: more host memory than machines have.
+const STORE_BYTES_MAX: u64 = 1 << 44;
+
+/// Everything that can be set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The process itself.
+    pub server: ServerConfig,
+    /// The front door.
+    pub gateway: GatewayConfig,
+    /// Placement; the geometry of the model is filled in when it is known.
+    pub router: toml::Table,
+    /// The prefill worker.
+    pub prefill: PrefillConfig,
+    /// The decode worker.
+    pub decode: DecodeConfig,
+    /// The host tier of the block store.
+    pub store: HostTierConfig,
+    /// Reads between the pools of this process.
+    pub transport: LocalTransportConfig,
+}
+
+/// Settings of the process: addresses, engine, sizes of the workers' memories.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// Address for clients. Loopback only while there are no API keys and no TLS. Default 127.0.0.1:8000.
+    pub listen: SocketAddr,
+    /// Address for /metrics and /debug. Loopback only. Default 127.0.0.1:8001.
+    pub admin: SocketAddr,
+    /// Arithmetic of the engine, `exact` or `fast`. Default `fast`: an order of magnitude quicker, within rounding.
+    pub arith: ArithChoice,
+    /// Blocks of 128 tokens in each worker's memory, 1 to 16,777,216 and what the machine has. Default 2048: 262,144 tokens, 233 MB for Flash. A prompt
+    /// that needs more is refused; what is not used by requests is cache.
+    pub device_blocks: u32,
+    /// Window objects in each worker's host memory, 1 to 1,048,576 and what the machine has. Default 256: three for each of 64 live sequences and some
+    /// to keep, 346 MB for Flash.
+    pub window_objects: u32,
+    /// How long a drain waits for requests in work, in seconds, 0 to 3600. Default 30, the usual grace of a supervisor.
+    pub drain_seconds: u64,
+    /// Name that clients use for the model. Default: the name of the model's folder.
+    pub model_name: Option<String>,
+    /// File with the 64 hexadecimal digits that key all block names; it must not be readable by others. Default: none, a
+    /// random secret per process, so that names mean nothing to another process.
+    pub cluster_secret_file: Option<PathBuf>,
+}
+
+impl Default for ServerConfig {
+    /// The documented default of every field.
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8_000)),
+            admin: SocketAddr::from((Ipv4Addr::LOCALHOST, 8_001)),
+            arith: ArithChoice::Fast,
+            device_blocks: 2_048,
+            window_objects: 256,
+            drain_seconds: 30,
+            model_name: None,
+            cluster_secret_file: None,
+        }
+    }
+}
+
+impl Default for Config {
+    /// Every crate's own defaults.
+    fn default() -> Self {
+        Self {
+            server: ServerConfig::default(),
+            gateway: GatewayConfig::default(),
+            router: toml::Table::new(),
+            prefill: PrefillConfig::STANDARD,
+            decode: DecodeConfig::STANDARD,
+            store: HostTierConfig::DEFAULT,
+            // The default documented at the field.
+            transport: LocalTransportConfig { queue_max: 1_024 },
+        }
+    }
+}
+
+impl Config {
+    /// Reads a file. Blocks on the file system.
+    ///
+    /// # Errors
+    /// When it cannot be read, is no TOML, has an unknown key, or a value out of its range; the text names the place.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let shown = path.display();
+        let text = fs::read_to_string(path).with_context(|| format!("{shown} cannot be read"))?;
+        Self::parse(&text).with_context(|| format!("{shown} is no configuration"))
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// As for [`Config::read`].
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let mut tables: toml::Table = text.parse().context("it is not TOML")?;
+        let mut config = Self::default();
+        let mut table = |name: &str| match tables.remove(name) {
+            None => Ok(toml::Table::new()),
+            Some(toml::Value::Table(table)) => Ok(table),
+            Some(_) => bail!("{name} is not a table; write [{name}]"),
+        };
+        config.server = table("server")?.try_into().context("[server]")?;
+        config.gateway = table("gateway")?.try_into().context("[gateway]")?;
+        tables::prefill(table("prefill")?, &mut config.prefill)?;
+        tables::decode(table("decode")?, &mut config.decode)?;
+        tables::store(table("store")?, &mut config.store)?;
+        tables::transport(table("transport")?, &mut config.transport)?;
+        config.router = table("router")?;
+        if let Some(name) = tables.keys().next() {
+            bail!(
+                "[{name}] is unknown; tables are server, gateway, router, prefill, decode, store, transport"
+            );
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The router's settings for a model of this geometry.
+    ///
+    /// # Errors
+    /// When a key is unknown or a value out of its range.
+    pub fn router(&self, geometry: StartGeometry) -> anyhow::Result<RouterConfig> {
+        let mut config = RouterConfig::with_defaults(geometry);
+        tables::router(self.router.clone(), &mut config)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Checks what the file and the command line together say.
+    ///
+    /// # Errors
+    /// The first setting out of its range.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let server = &self.server;
+        for (name, address) in [("listen", server.listen), ("admin", server.admin)] {
+            if !address.ip().is_loopback() {
+                bail!(
+                    "{name} is {address}, but there are no API keys and no TLS yet; use a loopback address such as \
+                     127.0.0.1:{} and a proxy before it",
+                    address.port()
+                );
+            }
+        }
+        let ranges = [
+            (
+                "server.device_blocks",
+                (1..=DEVICE_BLOCKS_MAX).contains(&server.device_blocks),
+                "1..=16777216",
+            ),
+            (
+                "server.window_objects",
+                (1..=WINDOW_OBJECTS_MAX).contains(&server.window_objects),
+                "1..=1048576",
+            ),
+            ("server.drain_seconds", server.drain_seconds <= 3_600, "0..=3600"),
+            (
+                "store.block_bytes_max",
+                self.store.block_bytes_max <= STORE_BYTES_MAX,
+                "at most 2^44",
+            ),
+            (
+                "store.window_bytes_max",
+                self.store.window_bytes_max <= STORE_BYTES_MAX,
+                "at most 2^44",
+            ),
+        ];
+        for (field, holds, expected) in ranges {
+            if !holds {
+                bail!("{field} is out of range: expected {expected}");
+            }
+        }
+        self.prefill.check()?;
+        self.decode.check()?;
+        // Any geometry shows unknown keys and wrong values; the model's own comes later.
+        self.router(StartGeometry { window: 128, rollback: ROLLBACK, encoder_layers: 1 })?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{Config, ServerConfig};
+    use crate::cli::ArithChoice;
+
+    #[test]
+    fn the_example_file_shows_every_default() {
+        let example = Path::new("../../deploy/kvasir.example.toml");
+        let parsed = Config::read(example).unwrap();
+        let router = parsed.router.clone();
+        assert_eq!(Config { router: toml::Table::new(), ..parsed.clone() }, Config::default());
+        let geometry = shared::StartGeometry { window: 128, rollback: 12, encoder_layers: 1 };
+        let defaults = Config::default().router(geometry).unwrap();
+        assert_eq!(parsed.router(geometry).unwrap(), defaults);
+        assert!(!router.is_empty(), "the example shows the router's settings");
+    }
+
+    #[test]
+    fn nothing_need_be_set() {
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn values_reach_the_crate_that_owns_them() {
+        let text = "[server]\narith = \"exact\"\ndevice_blocks = 7\n[prefill]\nstep_rows_max = 256\n\
+                    [decode]\nreplay_rows = 512\n[store]\nwindow_ttl_s = 60\n[router.admission]\nwaiting_max = 3\n\
+                    [gateway]\nretry_after_s = 9\n";
+        let config = Config::parse(text).unwrap();
+        let server =
+            ServerConfig { arith: ArithChoice::Exact, device_blocks: 7, ..Default::default() };
+        assert_eq!(config.server, server);
+        assert_eq!(config.prefill.step_rows_max, 256);
+        assert_eq!(config.decode.replay_rows, Some(512));
+        assert_eq!(config.store.window_ttl.as_secs(), 60);
+        assert_eq!(config.gateway.retry_after_s, 9);
+        let geometry = shared::StartGeometry { window: 128, rollback: 12, encoder_layers: 5 };
+        assert_eq!(config.router(geometry).unwrap().admission.waiting_max, 3);
+    }
+
+    #[test]
+    fn faults_are_named_with_their_table() {
+        let cases = [
+            ("[servers]\n", "[servers]"),
+            ("server = 3\n", "[server]"),
+            ("[server]\nlisten_on = 3\n", "listen_on"),
+            ("[server]\nlisten = \"0.0.0.0:80\"\n", "loopback"),
+            ("[server]\ndevice_blocks = 0\n", "server.device_blocks"),
+            ("[server]\ndevice_blocks = 4294967295\n", "server.device_blocks"),
+            ("[server]\nwindow_objects = 4294967295\n", "server.window_objects"),
+            ("[store]\nblock_bytes_max = 9223372036854775807\n", "store.block_bytes_max"),
+            ("[store]\nwindow_bytes_max = 9223372036854775807\n", "store.window_bytes_max"),
+            ("[gateway]\nbody_byte_max = 3\n", "body_byte_max"),
+            ("[prefill]\nstep_rows = 3\n", "prefill.step_rows"),
+            ("[prefill]\nstep_rows_max = 3\n", "prefill.step_rows_max"),
+            ("[prefill]\nstep_rows_max = \"x\"\n", "prefill.step_rows_max"),
+            ("[decode]\nwaiting_max = -1\n", "decode.waiting_max"),
+            ("[store]\nttl = 1\n", "store.ttl"),
+            ("[transport]\nqueue_max = 0\n", "transport.queue_max"),
+            ("[router]\nseeds = 1\n", "router.seeds"),
+            ("[router.cost]\nhandoff = 1\n", "router.cost.handoff"),
+            ("[router.admission]\ndecode_running_max = 0\n", "decode_running_max"),
+            ("a = \n", "TOML"),
+        ];
+        for (text, expected) in cases {
+            let error = format!("{:#}", Config::parse(text).unwrap_err());
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

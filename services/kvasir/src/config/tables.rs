@@ -1,0 +1,182 @@
+//! One function per crate: which key sets which field. Each takes its settings apart without `..`, so that a field added
+//! there does not compile here until it has a key.
+
+use anyhow::bail;
+use decode::DecodeConfig;
+use kvstore::{HostTierConfig, LocalTransportConfig};
+use prefill::PrefillConfig;
+use router::{AdmissionConfig, CostConfig, LoadConfig, RecordConfig, ResyncConfig, RouterConfig};
+
+use super::reader::{Reader, Unit};
+
+pub(super) fn prefill(table: toml::Table, config: &mut PrefillConfig) -> anyhow::Result<()> {
+    let PrefillConfig {
+        step_rows_max,
+        waiting_max,
+        running_max,
+        held_max,
+        window_interval,
+        replay_rows,
+        locate_wait_ms_max,
+        read_wait_ms_max,
+        offers_max,
+        report_interval_ms,
+        rows_per_second_initial,
+        read_bytes_per_second_initial,
+    } = config;
+    let mut reader = Reader::new("prefill", table);
+    reader.set("step_rows_max", step_rows_max)?;
+    reader.set("waiting_max", waiting_max)?;
+    reader.set("running_max", running_max)?;
+    reader.set("held_max", held_max)?;
+    reader.set("window_interval", window_interval)?;
+    reader.set_some("replay_rows", replay_rows)?;
+    reader.set("locate_wait_ms_max", locate_wait_ms_max)?;
+    reader.set("read_wait_ms_max", read_wait_ms_max)?;
+    reader.set("offers_max", offers_max)?;
+    reader.set("report_interval_ms", report_interval_ms)?;
+    reader.set("rows_per_second_initial", rows_per_second_initial)?;
+    reader.set("read_bytes_per_second_initial", read_bytes_per_second_initial)?;
+    reader.finish()
+}
+
+pub(super) fn decode(table: toml::Table, config: &mut DecodeConfig) -> anyhow::Result<()> {
+    let DecodeConfig {
+        sequences_max,
+        waiting_max,
+        decode_rows_step_max,
+        tail_rows_step_max,
+        resume_exact_tokens,
+        replay_rows,
+        locate_wait_ms_max,
+        read_wait_ms_max,
+        prefill_silence_ms_max,
+        prefill_attempts_max,
+        reads_start_max,
+        offers_max,
+        report_interval_ms,
+        rows_per_second_initial,
+        read_bytes_per_second_initial,
+    } = config;
+    let mut reader = Reader::new("decode", table);
+    reader.set("sequences_max", sequences_max)?;
+    reader.set("waiting_max", waiting_max)?;
+    reader.set("decode_rows_step_max", decode_rows_step_max)?;
+    reader.set("tail_rows_step_max", tail_rows_step_max)?;
+    reader.set("resume_exact_tokens", resume_exact_tokens)?;
+    reader.set_some("replay_rows", replay_rows)?;
+    reader.set("locate_wait_ms_max", locate_wait_ms_max)?;
+    reader.set("read_wait_ms_max", read_wait_ms_max)?;
+    reader.set("prefill_silence_ms_max", prefill_silence_ms_max)?;
+    reader.set("prefill_attempts_max", prefill_attempts_max)?;
+    reader.set("reads_start_max", reads_start_max)?;
+    reader.set("offers_max", offers_max)?;
+    reader.set("report_interval_ms", report_interval_ms)?;
+    reader.set("rows_per_second_initial", rows_per_second_initial)?;
+    reader.set("read_bytes_per_second_initial", read_bytes_per_second_initial)?;
+    reader.finish()
+}
+
+pub(super) fn store(table: toml::Table, config: &mut HostTierConfig) -> anyhow::Result<()> {
+    let HostTierConfig { block_bytes_max, window_bytes_max, window_ttl, queue_max, batch_max } =
+        config;
+    let mut reader = Reader::new("store", table);
+    reader.set("block_bytes_max", block_bytes_max)?;
+    reader.set("window_bytes_max", window_bytes_max)?;
+    reader.set_time("window_ttl_s", Unit::Seconds, window_ttl)?;
+    reader.set("queue_max", queue_max)?;
+    reader.set("batch_max", batch_max)?;
+    reader.finish()
+}
+
+pub(super) fn transport(
+    table: toml::Table,
+    config: &mut LocalTransportConfig,
+) -> anyhow::Result<()> {
+    let LocalTransportConfig { queue_max } = config;
+    let mut reader = Reader::new("transport", table);
+    reader.set("queue_max", queue_max)?;
+    if !(1..=65_536).contains(queue_max) {
+        bail!("transport.queue_max is {queue_max}, expected 1..=65536");
+    }
+    reader.finish()
+}
+
+pub(super) fn router(table: toml::Table, config: &mut RouterConfig) -> anyhow::Result<()> {
+    let RouterConfig {
+        geometry: _,
+        seed,
+        workers_max,
+        index_entries_max,
+        admission: admission_config,
+        cost: cost_config,
+        loads: LoadConfig { report_lag, report_stale },
+        resync: ResyncConfig { retry, attempts_max },
+        records: RecordConfig { decisions_max, candidates_max },
+    } = config;
+    let mut reader = Reader::new("router", table);
+    reader.set("seed", seed)?;
+    reader.set("workers_max", workers_max)?;
+    reader.set("index_entries_max", index_entries_max)?;
+    admission(reader.inner("admission")?, admission_config)?;
+    cost(reader.inner("cost")?, cost_config)?;
+    let mut loads = reader.inner("loads")?;
+    loads.set_time("report_lag_ms", Unit::Milliseconds, report_lag)?;
+    loads.set_time("report_stale_ms", Unit::Milliseconds, report_stale)?;
+    loads.finish()?;
+    let mut resync = reader.inner("resync")?;
+    resync.set_time("retry_ms", Unit::Milliseconds, retry)?;
+    resync.set("attempts_max", attempts_max)?;
+    resync.finish()?;
+    let mut records = reader.inner("records")?;
+    records.set("decisions_max", decisions_max)?;
+    records.set("candidates_max", candidates_max)?;
+    records.finish()?;
+    reader.finish()
+}
+
+fn admission(mut reader: Reader, config: &mut AdmissionConfig) -> anyhow::Result<()> {
+    let AdmissionConfig {
+        waiting_max,
+        decode_running_max,
+        prefill_running_max,
+        retry_after_unmeasured,
+        retry_after_min,
+        retry_after_max,
+    } = config;
+    reader.set("waiting_max", waiting_max)?;
+    reader.set("decode_running_max", decode_running_max)?;
+    reader.set("prefill_running_max", prefill_running_max)?;
+    reader.set_time("retry_after_unmeasured_ms", Unit::Milliseconds, retry_after_unmeasured)?;
+    reader.set_time("retry_after_min_ms", Unit::Milliseconds, retry_after_min)?;
+    reader.set_time("retry_after_max_ms", Unit::Milliseconds, retry_after_max)?;
+    reader.finish()
+}
+
+fn cost(mut reader: Reader, config: &mut CostConfig) -> anyhow::Result<()> {
+    let CostConfig {
+        prefill_rows_per_second,
+        decode_rows_per_second,
+        restore_host,
+        restore_disk,
+        restore_remote,
+        restore_peer,
+        handoff,
+        direct_percent,
+        direct_rows_max,
+        replay_rows,
+        tie_margin,
+    } = config;
+    reader.set("prefill_rows_per_second", prefill_rows_per_second)?;
+    reader.set("decode_rows_per_second", decode_rows_per_second)?;
+    reader.set_time("restore_host_us", Unit::Microseconds, restore_host)?;
+    reader.set_time("restore_disk_us", Unit::Microseconds, restore_disk)?;
+    reader.set_time("restore_remote_us", Unit::Microseconds, restore_remote)?;
+    reader.set_time("restore_peer_us", Unit::Microseconds, restore_peer)?;
+    reader.set_time("handoff_us", Unit::Microseconds, handoff)?;
+    reader.set("direct_percent", direct_percent)?;
+    reader.set("direct_rows_max", direct_rows_max)?;
+    reader.set("replay_rows", replay_rows)?;
+    reader.set_time("tie_margin_us", Unit::Microseconds, tie_margin)?;
+    reader.finish()
+}

@@ -1,0 +1,274 @@
+//! `kvasir demo`: serves the built-in model on free ports, holds a short chat through HTTP, runs the ladder.
+//!
+//! Everything goes through sockets, as for any client; nothing is shown that a user could not do.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use shared::Clock;
+
+use crate::bench::ladder::{LadderOptions, LadderReport, Rung, describe, run as run_ladder};
+use crate::cli::DemoArgs;
+use crate::client::{ChatRequest, Client, Message};
+use crate::config::Config;
+use crate::console::Console;
+use crate::serve::{Loading, Server, StopSignals};
+
+/// Questions of one conversation; the third one needs the first.
+const CHAT: [&str; 3] =
+    ["My name is Lena. I live in Oslo.", "What is the capital of France?", "Where do I live?"];
+/// Where the built-in model is looked for, from the working directory and from the binary upwards.
+const MODEL: &str = "deploy/models/seedling";
+/// Host memory of the demo's store: the ladder needs a hundred blocks, not a gigabyte.
+const STORE_BLOCK_BYTES: u64 = 64 << 20;
+const STORE_WINDOW_BYTES: u64 = 16 << 20;
+/// A cached first token comes in at most this share of the cold one's time, in the same run. Source: issue 2.
+const CACHED_SHARE_MAX: f64 = 0.2;
+/// From this length on a prompt may visit prefill: the window, what is rolled back, and one block. Source: design.
+const VISIT_TOKENS_MIN: u64 = 268;
+/// Shorter prompts promise no share: their tail, which is never cached, is too much of them.
+const CACHED_SHARE_TOKENS_MIN: u64 = 6_000;
+
+/// Runs the demo; false when a promise of the ladder is broken.
+///
+/// # Errors
+/// When the model is not found, the server does not start, or a request fails.
+pub(crate) async fn run(
+    args: &DemoArgs,
+    clock: Arc<dyn Clock>,
+    console: &mut Console,
+) -> anyhow::Result<bool> {
+    let folder = match &args.model {
+        Some(folder) => folder.clone(),
+        None => built_in_model()?,
+    };
+    let mut config = Config::default();
+    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    (config.server.listen, config.server.admin) = (any_port, any_port);
+    config.store.block_bytes_max = STORE_BLOCK_BYTES;
+    config.store.window_bytes_max = STORE_WINDOW_BYTES;
+    let mut stop = StopSignals::new()?;
+    let loading =
+        Loading { config: config.clone(), folder, scripted: None, clock: Arc::clone(&clock) };
+    let started = Server::start(loading, &mut stop, console).await?;
+    let server = started.context("interrupted while the model was loading")?;
+    let url = format!("http://{}", server.clients);
+    console.progress(&format!("serving {} at {url}", server.model_name));
+    let shown = tokio::select! {
+        shown = show(&server, &url, args, &clock, console) => shown,
+        () = stop.wait() => Err(anyhow!("interrupted")),
+    };
+    if args.keep && shown.is_ok() {
+        say(args, console, &curl_line(&url, &server.model_name))?;
+        stop.wait().await;
+    }
+    server.stop(&config, &mut stop, console).await?;
+    let report = shown?;
+    for fault in faults(&report) {
+        console.progress(&format!("kvasir: {fault}"));
+    }
+    Ok(faults(&report).is_empty())
+}
+
+/// The conversation and the ladder.
+async fn show(
+    server: &Server,
+    url: &str,
+    args: &DemoArgs,
+    clock: &Arc<dyn Clock>,
+    console: &mut Console,
+) -> anyhow::Result<LadderReport> {
+    let client = Client::http(url, None, Arc::clone(clock))?;
+    let mut messages = Vec::new();
+    for question in CHAT {
+        messages.push(Message { role: "user", text: question.to_owned() });
+        let request = ChatRequest {
+            model: server.model_name.clone(),
+            messages: messages.clone(),
+            output_tokens_max: 64,
+            temperature: 0.0,
+            seed: 7,
+            thinking: false,
+        };
+        let answer = client.chat(&request, |_| ()).await?;
+        say(args, console, &format!("you     {question}"))?;
+        say(args, console, &format!("kvasir  {}", answer.text))?;
+        messages.push(Message { role: "assistant", text: answer.text });
+    }
+    let options = LadderOptions {
+        url: url.to_owned(),
+        admin: Some(format!("http://{}", server.admin)),
+        api_key: None,
+        model: Some(server.model_name.clone()),
+        prompt_tokens: args.prompt_tokens,
+    };
+    let mut written = Ok(());
+    let report = run_ladder(&options, clock, |rung| {
+        let said = say(args, console, &describe(rung));
+        written = std::mem::replace(&mut written, Ok(())).and(said);
+    })
+    .await?;
+    written?;
+    if args.json {
+        console.line(&serde_json::to_string(&report)?)?;
+    } else if let Some(share) = report.prefill_loaded_share {
+        let leaked = report.blocks_leaked.unwrap_or(0);
+        let share = 100.0 * share;
+        let line = format!(
+            "a prefill worker loads {share:.1} % of the checkpoint, Engram tables included; {leaked} blocks leaked"
+        );
+        console.line(&line)?;
+    }
+    Ok(report)
+}
+
+/// A line for people: beside the result when that is JSON.
+fn say(args: &DemoArgs, console: &mut Console, text: &str) -> io::Result<()> {
+    if args.json {
+        console.progress(text);
+        return Ok(());
+    }
+    console.line(text)
+}
+
+/// The promises of the ladder that this run broke, one line each.
+fn faults(report: &LadderReport) -> Vec<String> {
+    let rung = |name: &str| report.rungs.iter().find(|rung| rung.name == name);
+    let mut faults = Vec::new();
+    for name in ["cold", "device", "host", "direct"] {
+        match rung(name) {
+            Some(found) => faults.extend(rung_faults(found, rung("cold"))),
+            None => faults.push(format!("rung {name}: it is missing")),
+        }
+    }
+    match report.blocks_leaked {
+        Some(0) => {}
+        Some(leaked) => faults.push(format!("{leaked} blocks leaked")),
+        None => faults.push("the server does not say how many blocks leaked".to_owned()),
+    }
+    faults
+}
+
+fn rung_faults(rung: &Rung, cold: Option<&Rung>) -> Vec<String> {
+    let hit = matches!(rung.name, "device" | "host");
+    let cold = cold.filter(|cold| hit && CACHED_SHARE_TOKENS_MIN <= cold.prompt_tokens);
+    let slow = cold.is_some_and(|cold| cold.ttft_ms * CACHED_SHARE_MAX < rung.ttft_ms);
+    let fetched = rung.bytes_fetched.is_some_and(|bytes| 0 < bytes);
+    let expected = rung.answer_equal_expected;
+    let broken = [
+        (!rung.answer_equal && (hit || expected), "the answer differs from the cold one"),
+        (hit && !expected, "the server does not claim the cold answer"),
+        (hit && rung.cached_tokens == 0, "nothing was cached"),
+        (!hit && rung.cached_tokens != 0, "something was cached"),
+        (rung.name == "host" && !fetched, "nothing was fetched"),
+        (
+            rung.name == "direct" && VISIT_TOKENS_MIN <= rung.prompt_tokens,
+            "the prompt is long enough to visit prefill",
+        ),
+        (slow, "the first token took more than a fifth of the cold one's time"),
+    ];
+    let told = broken.into_iter().filter(|(broken, _)| *broken);
+    told.map(|(_, what)| format!("rung {}: {what}", rung.name)).collect()
+}
+
+fn curl_line(url: &str, model: &str) -> String {
+    format!(
+        "curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{{\"model\": \"{model}\", \
+         \"reasoning_effort\": \"none\", \"temperature\": 0, \
+         \"messages\": [{{\"role\": \"user\", \"content\": \"What is 17 + 25?\"}}]}}'"
+    )
+}
+
+/// Looks for the built-in model upwards from the working directory and from the binary.
+fn built_in_model() -> anyhow::Result<PathBuf> {
+    let starts = [std::env::current_dir(), std::env::current_exe()];
+    let starts: Vec<PathBuf> = starts.into_iter().flatten().collect();
+    let folders = starts.iter().flat_map(|start| start.ancestors());
+    let found = folders.map(|folder| folder.join(MODEL)).find(|folder| folder.is_dir());
+    found.with_context(|| format!("{MODEL} is not here; run in the repository or give --model DIR"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{built_in_model, curl_line, faults};
+    use crate::bench::ladder::{LadderReport, Rung};
+
+    type Change = fn(&mut LadderReport);
+
+    fn rung(name: &'static str, prompt_tokens: u64, ttft_ms: f64) -> Rung {
+        let hit = matches!(name, "device" | "host");
+        Rung {
+            name,
+            prompt_tokens,
+            cached_tokens: if hit { 7_808 } else { 0 },
+            replayed_tokens: None,
+            window_source: None,
+            ttft_ms,
+            itl_ms: 1.0,
+            bytes_fetched: Some(u64::from(name == "host")),
+            answer_equal: true,
+            answer_equal_expected: true,
+        }
+    }
+
+    fn good() -> LadderReport {
+        let rungs = vec![
+            rung("cold", 8_000, 1_000.0),
+            rung("device", 8_000, 200.0),
+            rung("host", 8_000, 199.0),
+            rung("direct", 267, 900.0),
+        ];
+        LadderReport { rungs, prefill_loaded_share: None, blocks_leaked: Some(0) }
+    }
+
+    #[test]
+    fn every_broken_promise_is_told() {
+        assert_eq!(faults(&good()), Vec::<String>::new());
+        let cases: [(&str, Change); 14] = [
+            ("cold: something was cached", |it| it.rungs[0].cached_tokens = 128),
+            ("device: nothing was cached", |it| it.rungs[1].cached_tokens = 0),
+            ("host: nothing was cached", |it| it.rungs[2].cached_tokens = 0),
+            ("device: the answer differs", |it| it.rungs[1].answer_equal = false),
+            ("host: the server does not claim", |it| it.rungs[2].answer_equal_expected = false),
+            ("device: the first token", |it| it.rungs[1].ttft_ms = 201.0),
+            ("host: nothing was fetched", |it| it.rungs[2].bytes_fetched = Some(0)),
+            ("host: nothing was fetched", |it| it.rungs[2].bytes_fetched = None),
+            ("host: it is missing", |it| drop(it.rungs.remove(2))),
+            ("direct: something was cached", |it| it.rungs[3].cached_tokens = 128),
+            ("direct: the prompt is long", |it| it.rungs[3].prompt_tokens = 268),
+            ("direct: the answer differs", |it| it.rungs[3].answer_equal = false),
+            ("2 blocks leaked", |it| it.blocks_leaked = Some(2)),
+            ("does not say how many", |it| it.blocks_leaked = None),
+        ];
+        for (expected, change) in cases {
+            let mut report = good();
+            change(&mut report);
+            let found = faults(&report);
+            assert!(found.len() == 1 && found[0].contains(expected), "{expected}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_short_prompt_promises_no_share_of_the_time() {
+        let mut report = good();
+        report.rungs[0].prompt_tokens = 5_999;
+        report.rungs[1].ttft_ms = 900.0;
+        assert_eq!(faults(&report), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_curl_line_carries_json() {
+        let line = curl_line("http://127.0.0.1:1", "seedling");
+        let body = line.split_once("-d '").unwrap().1.trim_end_matches('\'');
+        let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(body["model"], "seedling");
+    }
+
+    #[test]
+    fn the_built_in_model_is_found_from_inside_the_repository() {
+        assert!(built_in_model().unwrap().join("config.json").is_file());
+    }
+}

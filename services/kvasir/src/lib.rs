@@ -1,0 +1,33 @@
+//! The program `kvasir`: command line, configuration, and the wiring of all roles in one process.
+//!
+//! What it is not: it decides nothing about placement, scheduling or caching and computes no model; those crates know
+//! nothing of each other's wiring, this one knows nothing but the wiring.
+//!
+//! Invariants: configuration and environment are read here only, once; every thread and task started here is joined;
+//! a failed start is one line that says what to do; the clock is read in [`clock`] only.
+//!
+//! Start reading at [`cli`], then `serve`, then [`wiring`].
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod console;
+
+mod serve;
+
+mod model;
+
+pub mod wiring;
+
+mod admin;
+
+pub mod config;
+
+pub mod clock;
+
+pub mod client;
+
+pub mod bench;
+
+mod demo;
+mod generate;
+mod golden;

@@ -1,0 +1,307 @@
+//! All roles in one process: memories, pools, transport, host tier, workers and placement, put together.
+//!
+//! Roles see each other through the border traits alone; here is the only place that knows which implementation stands
+//! behind them. Order of construction: transport, store, placement, prefill, decode. Order of the end: the reverse, so that
+//! nobody calls what is gone.
+
+mod directory;
+mod events;
+mod memory;
+mod placement;
+mod pools;
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use decode::{DecodeParts, DecodeWorker};
+use engine::{Arithmetic, Checkpoint, Engine, EngineOptions, LoadedShare, Part, loaded_share};
+use kvstore::{HostTier, HostWiring, LocalTransport, Transport};
+use prefill::{PrefillParts, PrefillWorker};
+use router::{Role, Router};
+use shared::{
+    BlockStore, CacheEvent, Clock, DecodeDirectory, DpRank, KvLayout, Placer, PrefillDirectory,
+    WorkerEvent, WorkerId, WorkerRank,
+};
+
+use crate::config::{Config, ROLLBACK};
+use directory::{OneDecode, OnePrefill};
+use events::Asked;
+use placement::{Placement, PlacementParts};
+use pools::{Regions, WorkerMemory, worker_memory};
+
+pub use placement::Placement as PlacementThread;
+pub use pools::NamedPool;
+
+/// The ranks of the three members of a one-process cluster.
+const STORE: WorkerRank = WorkerRank { worker: WorkerId(0), rank: DpRank(0) };
+const PREFILL: WorkerRank = WorkerRank { worker: WorkerId(1), rank: DpRank(0) };
+const DECODE: WorkerRank = WorkerRank { worker: WorkerId(2), rank: DpRank(0) };
+
+/// A running cluster of one router, one prefill worker, one decode worker and one store. Dropping it ends all threads.
+///
+/// Fields are in the order of their end.
+pub struct Cluster {
+    decode: Arc<DecodeWorker>,
+    prefill: Arc<PrefillWorker>,
+    placement: Arc<Placement>,
+    store: Arc<HostTier>,
+    pools: Vec<NamedPool>,
+    prefill_loaded_share: LoadedShare,
+}
+
+impl Cluster {
+    /// Loads the model twice, the encoder for prefill and the whole for decode, and starts every role. Blocks for as long as
+    /// that takes; both workers map the same file, so its bytes are in memory once. `progress` gets a line now and then.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be loaded, memory is refused or more than the machine has, a setting is out of range, or the system gives no thread.
+    pub fn start(
+        config: &Config,
+        checkpoint: &Checkpoint,
+        clock: &Arc<dyn Clock>,
+        progress: &mut dyn FnMut(&str),
+    ) -> anyhow::Result<Self> {
+        memory::check(config, checkpoint.config().layout(), memory::physical_bytes())?;
+        let arithmetic = config.server.arith.into();
+        let encoder = Arc::new(load(checkpoint, arithmetic, Part::Encoder, progress)?);
+        let whole = Arc::new(load(checkpoint, arithmetic, Part::Whole, progress)?);
+        let layout = whole.layout().clone();
+        let prefill_memory = worker_memory(&layout, &config.server, Regions::PREFILL)?;
+        let decode_memory = worker_memory(&layout, &config.server, Regions::DECODE)?;
+
+        let transport = LocalTransport::start(config.transport).context("the transport")?;
+        let transport = Arc::new(transport);
+        let store = Arc::new(start_store(config, &layout, &transport, clock)?);
+        let pools = vec![
+            NamedPool::new("prefill_blocks", &prefill_memory.blocks),
+            NamedPool::new("prefill_windows", &prefill_memory.windows),
+            NamedPool::new("decode_blocks", &decode_memory.blocks),
+            NamedPool::new("decode_windows", &decode_memory.windows),
+            NamedPool::new("store_blocks", store.blocks()),
+            NamedPool::new("store_windows", store.windows()),
+        ];
+        for NamedPool { pool, .. } in &pools {
+            transport.register(pool)?;
+        }
+        let placement = Arc::new(start_placement(config, &whole, &store, clock)?);
+        let shared = Shared { transport, store: Arc::clone(&store), clock: Arc::clone(clock) };
+        let prefill = start_prefill(config, encoder, prefill_memory, &shared, &placement)?;
+        let prefill = Arc::new(prefill);
+        let members: Arc<dyn PrefillDirectory> =
+            Arc::new(OnePrefill { rank: PREFILL, worker: Arc::clone(&prefill) as _ });
+        let decode = start_decode(config, whole, decode_memory, &shared, (&placement, members))?;
+        Ok(Self {
+            decode: Arc::new(decode),
+            prefill,
+            placement,
+            store,
+            pools,
+            prefill_loaded_share: loaded_share(checkpoint.config(), Part::Encoder),
+        })
+    }
+
+    /// The router, as the front door uses it.
+    #[must_use]
+    pub fn placer(&self) -> Arc<dyn Placer> {
+        Arc::clone(&self.placement) as Arc<dyn Placer>
+    }
+
+    /// The decode workers, as the front door finds them.
+    #[must_use]
+    pub fn directory(&self) -> Arc<dyn DecodeDirectory> {
+        Arc::new(OneDecode { rank: DECODE, worker: Arc::clone(&self.decode) as _ })
+    }
+
+    /// The decode worker.
+    #[must_use]
+    pub fn decode(&self) -> &DecodeWorker {
+        &self.decode
+    }
+
+    /// The prefill worker.
+    #[must_use]
+    pub fn prefill(&self) -> &PrefillWorker {
+        &self.prefill
+    }
+
+    /// The placement thread.
+    #[must_use]
+    pub fn placement(&self) -> &PlacementThread {
+        &self.placement
+    }
+
+    /// The host tier.
+    #[must_use]
+    pub fn store(&self) -> &HostTier {
+        &self.store
+    }
+
+    /// Every pool of the process with its name.
+    #[must_use]
+    pub fn pools(&self) -> &[NamedPool] {
+        &self.pools
+    }
+
+    /// Share of the checkpoint's bytes that the prefill worker maps.
+    #[must_use]
+    pub fn prefill_loaded_share(&self) -> LoadedShare {
+        self.prefill_loaded_share
+    }
+
+    /// Whether every role still runs. Never blocks.
+    ///
+    /// # Errors
+    /// Names the roles whose thread ended, which a broken invariant alone does.
+    pub fn health(&self) -> Result<(), String> {
+        let roles = [
+            ("decode worker", self.decode.is_running()),
+            ("prefill worker", self.prefill.is_running()),
+            ("placement thread", self.placement.is_running()),
+            ("host tier", self.store.is_running()),
+        ];
+        let ended = roles.into_iter().filter(|(_, running)| !running).map(|(role, _)| role);
+        let ended: Vec<&str> = ended.collect();
+        if ended.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "the {} ended by a fault and needs a restart of this process",
+            ended.join(" and the ")
+        ))
+    }
+
+    /// Tells the workers to take nothing new.
+    pub fn begin_drain(&self) {
+        self.decode.begin_drain();
+        self.prefill.begin_drain();
+    }
+}
+
+/// What both workers are connected to.
+struct Shared {
+    transport: Arc<LocalTransport>,
+    store: Arc<HostTier>,
+    clock: Arc<dyn Clock>,
+}
+
+/// Loads one part of a model and shows how far it is.
+fn load(
+    checkpoint: &Checkpoint,
+    arithmetic: Arithmetic,
+    part: Part,
+    progress: &mut dyn FnMut(&str),
+) -> anyhow::Result<Engine> {
+    let options = EngineOptions { arithmetic, part, rollback: ROLLBACK };
+    let mut shown = 0;
+    let engine = Engine::load(checkpoint, &options, &mut |loaded| {
+        // A line per tenth: a large model loads for minutes, a small one in one line.
+        let tenth = 10 * loaded.bytes / loaded.bytes_total.max(1);
+        if shown < tenth && (tenth == 10 || 256 << 20 <= loaded.bytes_total) {
+            shown = tenth;
+            progress(&format!(
+                "loading {}: layer {} of {}, {} of {} MB",
+                part.as_str(),
+                loaded.layers,
+                loaded.layers_total,
+                loaded.bytes / 1_000_000,
+                loaded.bytes_total / 1_000_000
+            ));
+        }
+    })?;
+    Ok(engine)
+}
+
+fn start_store(
+    config: &Config,
+    layout: &KvLayout,
+    transport: &Arc<LocalTransport>,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<HostTier> {
+    let wiring = HostWiring {
+        block_slot_bytes: layout.block_bytes(),
+        window_slot_bytes: layout.window_bytes(),
+        block_region: Regions::STORE.blocks,
+        window_region: Regions::STORE.windows,
+        transport: Arc::clone(transport) as Arc<dyn Transport>,
+        clock: Arc::clone(clock),
+    };
+    HostTier::start(&config.store, wiring).context("the store ([store] of the configuration)")
+}
+
+fn start_placement(
+    config: &Config,
+    engine: &Engine,
+    store: &Arc<HostTier>,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<Placement> {
+    let router = Router::new(config.router(engine.geometry())?)?;
+    let store = Arc::clone(store);
+    let asked = Asked::default();
+    let asked_store = asked.clone();
+    let mut sequence = 0;
+    let poll = move || {
+        let whole = asked_store.take(STORE);
+        let changes = if whole { store.resync_changes() } else { store.drain_changes() };
+        let events = changes.into_iter().map(|change| {
+            let event = CacheEvent { worker: STORE, incarnation: 0, sequence, change };
+            sequence += 1;
+            WorkerEvent::Cache(event)
+        });
+        events.collect()
+    };
+    let parts = PlacementParts {
+        router,
+        members: vec![(STORE, Role::Store), (PREFILL, Role::Prefill), (DECODE, Role::Decode)],
+        // A request that is placed anew has two places for a moment.
+        requests_max: 2 * config.gateway.requests_in_flight_max,
+        clock: Arc::clone(clock),
+        poll: Box::new(poll),
+        asked,
+    };
+    Placement::start(parts).context("the placement thread")
+}
+
+fn start_prefill(
+    config: &Config,
+    engine: Arc<Engine>,
+    memory: WorkerMemory,
+    shared: &Shared,
+    placement: &Placement,
+) -> anyhow::Result<PrefillWorker> {
+    let events = placement.event_sink(PREFILL, &memory.blocks);
+    let parts = PrefillParts {
+        rank: PREFILL,
+        engine,
+        slab: memory.slab,
+        pool: memory.blocks,
+        windows: memory.windows,
+        transport: Arc::clone(&shared.transport) as Arc<dyn Transport>,
+        store: Arc::clone(&shared.store) as Arc<dyn BlockStore>,
+        clock: Arc::clone(&shared.clock),
+        events,
+    };
+    Ok(PrefillWorker::start(config.prefill.clone(), parts)?)
+}
+
+fn start_decode(
+    config: &Config,
+    engine: Arc<Engine>,
+    memory: WorkerMemory,
+    shared: &Shared,
+    (placement, prefill): (&Placement, Arc<dyn PrefillDirectory>),
+) -> anyhow::Result<DecodeWorker> {
+    let events = placement.event_sink(DECODE, &memory.blocks);
+    let parts = DecodeParts {
+        rank: DECODE,
+        engine,
+        slab: memory.slab,
+        pool: memory.blocks,
+        windows: memory.windows,
+        transport: Arc::clone(&shared.transport) as Arc<dyn Transport>,
+        store: Arc::clone(&shared.store) as Arc<dyn BlockStore>,
+        prefill,
+        clock: Arc::clone(&shared.clock),
+        events,
+    };
+    Ok(DecodeWorker::start(config.decode.clone(), parts)?)
+}

@@ -1,0 +1,409 @@
+//! The placement thread: owns the router, feeds it time and events, carries out its actions.
+//!
+//! Everything reaches it through bounded channels. A request takes at most two places in the queue of commands, its
+//! submission and its end, and at most `requests_max` requests are accepted, so neither can ever be lost or wait. Events
+//! of workers may be lost when their queue is full: their sequence numbers show the gap, and the router asks again. Should
+//! the thread die by a panic, its places are given back and every later request is refused.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select};
+use kvstore::Pool;
+use parking_lot::Mutex;
+use router::{Action, Role, Router, RouterSnapshot};
+use shared::{
+    Clock, Flow, PlaceEvent, PlaceRequest, Placer, RequestId, ServeError, Sink, Ticket,
+    WorkerEvent, WorkerRank,
+};
+
+use super::events::{Asked, WorkerEvents};
+
+/// Longest sleep of the thread: what is polled (the store's changes, the snapshot) is at most this old.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Events of workers that may wait; each is small, and a worker sends a few per step.
+const EVENTS_MAX: usize = 65_536;
+/// What a refused client is told to wait when this queue itself is full.
+const RETRY_AFTER_MS: u64 = 1_000;
+
+/// What the thread is made of.
+pub(super) struct PlacementParts {
+    pub(super) router: Router,
+    /// The members, for the whole life of the process.
+    pub(super) members: Vec<(WorkerRank, Role)>,
+    /// Most requests waiting or running at a time.
+    pub(super) requests_max: usize,
+    pub(super) clock: Arc<dyn Clock>,
+    /// Polled once per period: events of members that do not push them.
+    pub(super) poll: Box<dyn FnMut() -> Vec<WorkerEvent> + Send>,
+    /// Where it is noted whom the router asked for its whole state.
+    pub(super) asked: Asked,
+}
+
+enum Command {
+    Submit(PlaceRequest, Box<dyn Sink<PlaceEvent>>),
+    Finished(RequestId, Seat),
+}
+
+/// One of the places for requests; given back when it drops, wherever that is.
+struct Seat(Arc<AtomicUsize>);
+
+impl Seat {
+    fn take(outstanding: &Arc<AtomicUsize>, requests_max: usize) -> Option<Self> {
+        let admit = |count: usize| (count < requests_max).then_some(count + 1);
+        let taken = outstanding.fetch_update(Ordering::AcqRel, Ordering::Acquire, admit);
+        taken.ok().map(|_| Self(Arc::clone(outstanding)))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The router behind its thread. Dropping it refuses what waits and joins the thread.
+pub struct Placement {
+    commands: Sender<Command>,
+    events: Sender<WorkerEvent>,
+    stop: Option<Sender<()>>,
+    outstanding: Arc<AtomicUsize>,
+    requests_max: usize,
+    events_lost: Arc<AtomicU64>,
+    asked: Asked,
+    snapshot: Arc<Mutex<RouterSnapshot>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Placement {
+    /// Starts the thread `placement`.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(super) fn start(parts: PlacementParts) -> io::Result<Self> {
+        let requests_max = parts.requests_max;
+        let (commands, submitted) = bounded(2 * requests_max);
+        let (events, told) = bounded(EVENTS_MAX);
+        let (stop, stopped) = bounded(1);
+        let asked = parts.asked.clone();
+        let snapshot = Arc::new(Mutex::new(parts.router.snapshot(parts.clock.now())));
+        let state = Loop { parts, sinks: HashMap::new(), snapshot: Arc::clone(&snapshot) };
+        let thread = thread::Builder::new()
+            .name("placement".to_owned())
+            .spawn(move || state.run(&submitted, &told, &stopped))?;
+        Ok(Self {
+            commands,
+            events,
+            stop: Some(stop),
+            outstanding: Arc::new(AtomicUsize::new(0)),
+            requests_max,
+            events_lost: Arc::new(AtomicU64::new(0)),
+            asked,
+            snapshot,
+            thread: Some(thread),
+        })
+    }
+
+    /// The sink of a worker whose blocks are in `pool`. Never blocks; a lost event shows as a gap.
+    pub(super) fn event_sink(&self, worker: WorkerRank, pool: &Pool) -> Box<dyn Sink<WorkerEvent>> {
+        Box::new(WorkerEvents {
+            worker,
+            pool: pool.clone(),
+            asked: self.asked.clone(),
+            events: self.events.clone(),
+            lost: Arc::clone(&self.events_lost),
+            next: (0, 0),
+        })
+    }
+
+    /// The router in numbers, at most a period old. Does not wait for the thread.
+    #[must_use]
+    pub fn snapshot(&self) -> RouterSnapshot {
+        self.snapshot.lock().clone()
+    }
+
+    /// Worker events that found their queue full.
+    #[must_use]
+    pub fn events_lost(&self) -> u64 {
+        self.events_lost.load(Ordering::Relaxed)
+    }
+
+    /// Whether the thread still runs. Without it every request is refused.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Placer for Placement {
+    fn submit(&self, request: PlaceRequest, mut sink: Box<dyn Sink<PlaceEvent>>) -> Ticket {
+        let Some(seat) = Seat::take(&self.outstanding, self.requests_max) else {
+            let error = ServeError::Overloaded {
+                waiting: self.requests_max,
+                waiting_max: self.requests_max,
+                retry_after_ms: RETRY_AFTER_MS,
+            };
+            // The request is over either way.
+            let _: Flow = sink.emit(PlaceEvent::Refused(error));
+            return Ticket::empty();
+        };
+        let id = request.id;
+        // There is room by construction, so a command comes back when the thread is gone.
+        if let Err(TrySendError::Full(command) | TrySendError::Disconnected(command)) =
+            self.commands.try_send(Command::Submit(request, sink))
+        {
+            refuse(command, ServeError::NoWorker { role: "placement" });
+            return Ticket::empty();
+        }
+        let commands = self.commands.clone();
+        Ticket::new(move || {
+            if commands.try_send(Command::Finished(id, seat)).is_err() {
+                tracing::debug!(request = %id, "finished after the placement thread ended");
+            }
+        })
+    }
+}
+
+fn refuse(command: Command, error: ServeError) {
+    if let Command::Submit(_, mut sink) = command {
+        // Nobody listens any more when it is closed.
+        let _: Flow = sink.emit(PlaceEvent::Refused(error));
+    }
+}
+
+impl Drop for Placement {
+    fn drop(&mut self) {
+        self.stop = None;
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the placement thread died; see its panic above");
+        }
+    }
+}
+
+struct Loop {
+    parts: PlacementParts,
+    /// Who waits for a place. At most `requests_max`.
+    sinks: HashMap<RequestId, Box<dyn Sink<PlaceEvent>>>,
+    snapshot: Arc<Mutex<RouterSnapshot>>,
+}
+
+impl Loop {
+    fn run(
+        mut self,
+        commands: &Receiver<Command>,
+        events: &Receiver<WorkerEvent>,
+        stop: &Receiver<()>,
+    ) {
+        self.join_members();
+        let mut polled = self.parts.clock.now();
+        loop {
+            select! {
+                recv(commands) -> command => match command {
+                    Ok(command) => self.command(command),
+                    Err(_) => break,
+                },
+                recv(events) -> event => if let Ok(event) = event { self.event(&event) },
+                recv(stop) -> _ => break,
+                default(self.wait()) => {}
+            }
+            let now = self.parts.clock.now();
+            let actions = self.parts.router.tick(now);
+            self.carry_out(actions);
+            if PERIOD <= now.since(polled) {
+                polled = now;
+                for event in (self.parts.poll)() {
+                    self.event(&event);
+                }
+                let snapshot = self.parts.router.snapshot(now);
+                *self.snapshot.lock() = snapshot;
+            }
+        }
+        // What was not looked at yet waits, too.
+        for command in commands.try_iter() {
+            refuse(command, ServeError::Draining);
+        }
+        for sink in self.sinks.values_mut() {
+            // Nobody listens any more when it is closed.
+            let _: Flow = sink.emit(PlaceEvent::Refused(ServeError::Draining));
+        }
+    }
+
+    /// How long nothing needs to be done.
+    fn wait(&self) -> Duration {
+        let now = self.parts.clock.now();
+        let due = self.parts.router.next_deadline();
+        due.map_or(PERIOD, |due| due.since(now).min(PERIOD))
+    }
+
+    fn join_members(&mut self) {
+        let now = self.parts.clock.now();
+        for (worker, role) in std::mem::take(&mut self.parts.members) {
+            match self.parts.router.worker_joined(worker, role, now) {
+                Ok(actions) => self.carry_out(actions),
+                Err(error) => tracing::error!(%worker, %error, "a member cannot join the router"),
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        let now = self.parts.clock.now();
+        let actions = match command {
+            Command::Submit(request, sink) => {
+                self.sinks.insert(request.id, sink);
+                self.parts.router.submit(request, now)
+            }
+            Command::Finished(id, seat) => {
+                self.sinks.remove(&id);
+                drop(seat);
+                self.parts.router.finished(id, now)
+            }
+        };
+        self.carry_out(actions);
+    }
+
+    fn event(&mut self, event: &WorkerEvent) {
+        let now = self.parts.clock.now();
+        let actions = self.parts.router.worker_event(event, now);
+        self.carry_out(actions);
+    }
+
+    fn carry_out(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            let (id, event) = match action {
+                Action::Place { id, placement } => {
+                    tracing::debug!(request = %id, decode = %placement.decode, reason = placement.reason, "placed");
+                    (id, PlaceEvent::Placed(placement))
+                }
+                Action::Refuse { id, error } => (id, PlaceEvent::Refused(error)),
+                Action::Resync { worker } => {
+                    tracing::warn!(%worker, "events of a member were lost; asking for everything it holds");
+                    self.parts.asked.ask(worker);
+                    continue;
+                }
+            };
+            if let Some(mut sink) = self.sinks.remove(&id) {
+                // A closed sink drops its ticket, which ends the request here too.
+                let _: Flow = sink.emit(event);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc;
+
+    use router::{Role, Router, RouterConfig};
+    use shared::{
+        Clock, DpRank, Flow, ManualClock, PlaceEvent, PlaceRequest, Placer, RequestId, ServeError,
+        StartGeometry, TenantId, Ticket, WorkerEvent, WorkerId, WorkerRank,
+    };
+
+    use super::{Asked, PERIOD, Placement, PlacementParts};
+
+    const DECODE: WorkerRank = WorkerRank { worker: WorkerId(1), rank: DpRank(0) };
+
+    fn start(requests_max: usize, running_max: u32) -> Placement {
+        start_polling(requests_max, running_max, Arc::new(ManualClock::new()), Box::new(Vec::new))
+    }
+
+    fn start_polling(
+        requests_max: usize,
+        running_max: u32,
+        clock: Arc<dyn Clock>,
+        poll: Box<dyn FnMut() -> Vec<WorkerEvent> + Send>,
+    ) -> Placement {
+        let geometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 5 };
+        let mut config = RouterConfig::with_defaults(geometry);
+        config.admission.decode_running_max = running_max;
+        Placement::start(PlacementParts {
+            router: Router::new(config).unwrap(),
+            members: vec![(DECODE, Role::Decode)],
+            requests_max,
+            clock,
+            poll,
+            asked: Asked::default(),
+        })
+        .unwrap()
+    }
+
+    fn submit(placement: &Placement, id: u128) -> (Ticket, mpsc::Receiver<PlaceEvent>) {
+        let (sender, receiver) = mpsc::channel();
+        let request = PlaceRequest {
+            id: RequestId(id),
+            tenant: TenantId(Arc::from("t")),
+            names: Arc::from([]),
+            prompt_tokens: 10,
+            output_tokens_max: 10,
+            deadline: None,
+        };
+        let sink = move |event| if sender.send(event).is_ok() { Flow::Open } else { Flow::Closed };
+        (placement.submit(request, Box::new(sink)), receiver)
+    }
+
+    #[test]
+    fn a_waiting_request_is_placed_when_a_running_one_ends() {
+        let placement = start(8, 1);
+        let (first, events) = submit(&placement, 1);
+        assert!(matches!(events.recv().unwrap(), PlaceEvent::Placed(p) if p.decode == DECODE));
+        let (_second, events) = submit(&placement, 2);
+        drop(first);
+        assert!(matches!(events.recv().unwrap(), PlaceEvent::Placed(_)));
+    }
+
+    #[test]
+    fn the_bound_of_requests_is_kept_and_given_back() {
+        let placement = start(1, 8);
+        let (first, events) = submit(&placement, 1);
+        events.recv().unwrap();
+        let (_, refused) = submit(&placement, 2);
+        let refused = refused.recv().unwrap();
+        assert!(matches!(refused, PlaceEvent::Refused(ServeError::Overloaded { .. })));
+        drop(first);
+        // The end of the first one is in the queue before the third one is accepted or refused; it is given back as soon
+        // as the thread has seen it.
+        let placed = (3..1_000_000).find_map(|id| {
+            let (ticket, events) = submit(&placement, id);
+            let event = events.recv().unwrap();
+            matches!(event, PlaceEvent::Placed(_)).then_some(ticket)
+        });
+        assert!(placed.is_some());
+    }
+
+    #[test]
+    fn a_dead_thread_shows_and_gives_its_places_back() {
+        let clock = Arc::new(ManualClock::new());
+        let poll = Box::new(|| -> Vec<WorkerEvent> { panic!("the fault this test is about") });
+        let placement = start_polling(2, 1, Arc::clone(&clock) as _, poll);
+        let (first, events) = submit(&placement, 1);
+        events.recv().unwrap();
+        let (second, waiting) = submit(&placement, 2);
+        assert!(placement.is_running());
+        clock.advance(PERIOD);
+        assert!(waiting.recv().is_err(), "a request that waits hears of the end");
+        while placement.is_running() {
+            std::thread::yield_now();
+        }
+        drop((first, second));
+        for id in 3..9 {
+            let (_ticket, refused) = submit(&placement, id);
+            let refused = refused.recv().unwrap();
+            assert_eq!(refused, PlaceEvent::Refused(ServeError::NoWorker { role: "placement" }));
+        }
+    }
+
+    #[test]
+    fn what_waits_is_refused_at_the_end() {
+        let placement = start(8, 1);
+        let (_first, events) = submit(&placement, 1);
+        events.recv().unwrap();
+        let (_second, events) = submit(&placement, 2);
+        drop(placement);
+        assert_eq!(events.recv().unwrap(), PlaceEvent::Refused(ServeError::Draining));
+    }
+}

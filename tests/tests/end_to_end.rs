@@ -1,0 +1,5 @@
+//! The real binary with the built-in model, seen from outside.
+
+mod chats;
+mod faults;
+mod life;
