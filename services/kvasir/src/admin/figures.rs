@@ -137,6 +137,11 @@ fn decode(stats: &DecodeStats, text: &mut String) {
                 "Blocks not offered to the store",
                 stats.offers_skipped,
             ),
+            (
+                "kvasir_decode_offers_withdrawn_total",
+                "Offers that the store did not answer in time",
+                stats.offers_withdrawn,
+            ),
         ],
     );
     gauges(
@@ -186,6 +191,11 @@ fn prefill(stats: &PrefillStats, text: &mut String) {
                 stats.offers_dropped,
             ),
             ("kvasir_prefill_offers_skipped_total", "Objects not offered", stats.offers_skipped),
+            (
+                "kvasir_prefill_offers_withdrawn_total",
+                "Offers that the store did not answer in time",
+                stats.offers_withdrawn,
+            ),
         ],
     );
     let count = |value: usize| u64::try_from(value).unwrap_or(u64::MAX);

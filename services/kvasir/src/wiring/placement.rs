@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -77,6 +77,10 @@ pub struct Placement {
     asked: Asked,
     snapshot: Arc<Mutex<RouterSnapshot>>,
     thread: Option<JoinHandle<()>>,
+    /// The other end of `commands`, to refuse what is left when the thread has ended.
+    queue: Receiver<Command>,
+    /// Set once the thread looks at `queue` no more.
+    ended: Arc<AtomicBool>,
 }
 
 impl Placement {
@@ -86,17 +90,24 @@ impl Placement {
     /// When the system gives no thread.
     pub(super) fn start(parts: PlacementParts) -> io::Result<Self> {
         let requests_max = parts.requests_max;
-        let (commands, submitted) = bounded(2 * requests_max);
+        let (commands, queue) = bounded(2 * requests_max);
+        let ended = Arc::new(AtomicBool::new(false));
         let (events, told) = bounded(EVENTS_MAX);
         let (stop, stopped) = bounded(1);
         let asked = parts.asked.clone();
         let snapshot = Arc::new(Mutex::new(parts.router.snapshot(parts.clock.now())));
         let state = Loop { parts, sinks: HashMap::new(), snapshot: Arc::clone(&snapshot) };
-        let thread = thread::Builder::new()
-            .name("placement".to_owned())
-            .spawn(move || state.run(&submitted, &told, &stopped))?;
+        let thread = thread::Builder::new().name("placement".to_owned()).spawn({
+            let end = EndOfThread { queue: queue.clone(), ended: Arc::clone(&ended) };
+            move || {
+                let end = end;
+                state.run(&end.queue, &told, &stopped);
+            }
+        })?;
         Ok(Self {
             commands,
+            queue,
+            ended,
             events,
             stop: Some(stop),
             outstanding: Arc::new(AtomicUsize::new(0)),
@@ -152,19 +163,47 @@ impl Placer for Placement {
             return Ticket::empty();
         };
         let id = request.id;
-        // There is room by construction, so a command comes back when the thread is gone.
+        // There is room by construction while the thread lives.
         if let Err(TrySendError::Full(command) | TrySendError::Disconnected(command)) =
             self.commands.try_send(Command::Submit(request, sink))
         {
             refuse(command, ServeError::NoWorker { role: "placement" });
             return Ticket::empty();
         }
+        if self.ended.load(Ordering::SeqCst) {
+            refuse_queued(&self.queue);
+        }
         let commands = self.commands.clone();
+        let (queue, ended) = (self.queue.clone(), Arc::clone(&self.ended));
         Ticket::new(move || {
             if commands.try_send(Command::Finished(id, seat)).is_err() {
                 tracing::debug!(request = %id, "finished after the placement thread ended");
             }
+            if ended.load(Ordering::SeqCst) {
+                // Gives the place back.
+                refuse_queued(&queue);
+            }
         })
+    }
+}
+
+/// Refuses what is queued when the thread ends, by a panic too: a bounded channel keeps its messages as long as somebody
+/// could send, and a request in it would wait for ever. A request queued after this finds `ended` set and does the same.
+struct EndOfThread {
+    queue: Receiver<Command>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Drop for EndOfThread {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::SeqCst);
+        refuse_queued(&self.queue);
+    }
+}
+
+fn refuse_queued(queue: &Receiver<Command>) {
+    for command in queue.try_iter() {
+        refuse(command, ServeError::NoWorker { role: "placement" });
     }
 }
 
@@ -384,8 +423,16 @@ mod tests {
         events.recv().unwrap();
         let (second, waiting) = submit(&placement, 2);
         assert!(placement.is_running());
-        clock.advance(PERIOD);
-        assert!(waiting.recv().is_err(), "a request that waits hears of the end");
+        // The thread may have looked at the clock before or after any one step of it, so time goes on until it polls.
+        loop {
+            // Refused from the queue, or dropped with the thread's own sinks.
+            match waiting.try_recv() {
+                Ok(PlaceEvent::Refused(_)) | Err(mpsc::TryRecvError::Disconnected) => break,
+                Ok(PlaceEvent::Placed(_)) => panic!("the only place is taken"),
+                Err(mpsc::TryRecvError::Empty) => clock.advance(PERIOD),
+            }
+            std::thread::yield_now();
+        }
         while placement.is_running() {
             std::thread::yield_now();
         }
