@@ -167,25 +167,26 @@ impl Sequence {
                 ring.row_mut(position as usize).copy_from_slice(row);
             }
         }
-        self.encoder_from = first.max(end.saturating_sub(self.window()));
+        self.encoder_from = first.max(self.seen_from(end));
     }
 
     /// Writes the window object that ends at `end`, a block boundary.
     ///
-    /// Where a ring is shorter than a block (tiny windows), positions no query can ever see are zero.
+    /// Entries below `end` - (W - 1), which no row from `end` on can see, are zero. A replay of L_enc * (W - 1) rows does
+    /// not make them exact, and without them the bytes of an exact object are a function of its name.
     ///
     /// # Panics
-    /// When the windows of the last W positions before `end` are not all held, or `bytes` has the wrong length.
+    /// When the windows of the last W - 1 positions before `end` are not all held, or `bytes` has the wrong length.
     pub fn export_window(&self, end: u32, bytes: &mut [u8]) {
         let entry = self.shape.window_entry_bytes;
         assert_eq!(bytes.len(), self.shape.encoder_layers * BLOCK_TOKENS as usize * entry);
         assert!(self.holds_window(end), "the window before {end} is held");
         let first = end - BLOCK_TOKENS;
-        let held = self.held_from();
+        let seen = self.seen_from(end);
         let layers = bytes.chunks_exact_mut(BLOCK_TOKENS as usize * entry);
         for (ring, layer) in self.windows.iter().zip(layers) {
             for (position, row) in (first..end).zip(layer.chunks_exact_mut(entry)) {
-                if held <= position {
+                if seen <= position {
                     row.copy_from_slice(ring.row(position as usize));
                 } else {
                     row.fill(0);
@@ -197,11 +198,10 @@ impl Sequence {
     /// Whether [`Sequence::export_window`] can be called for `end`.
     #[must_use]
     pub fn holds_window(&self, end: u32) -> bool {
-        let needed = end.saturating_sub(self.window());
         BLOCK_TOKENS <= end
             && end.is_multiple_of(BLOCK_TOKENS)
             && end <= self.processed
-            && self.held_from() <= needed.max(end.saturating_sub(BLOCK_TOKENS))
+            && self.held_from() <= self.seen_from(end)
     }
 
     /// Forgets rows from `to` on.
@@ -238,6 +238,11 @@ impl Sequence {
 
     fn held_from(&self) -> u32 {
         self.encoder_from.max(self.processed.saturating_sub(self.ring_rows()))
+    }
+
+    /// First position that the row at `end` sees.
+    fn seen_from(&self, end: u32) -> u32 {
+        end.saturating_sub(self.window() - 1)
     }
 
     fn ring_rows(&self) -> u32 {

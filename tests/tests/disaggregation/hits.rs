@@ -127,16 +127,6 @@ impl<'a> Bench<'a> {
         DecodeRequest { prefill, ..self.asked.clone() }
     }
 
-    /// The entries of a window object that a start at its end can see: the last W - 1 positions of each layer. A replay
-    /// of L_enc * (W - 1) rows leaves those below inexact, and no row ever reads them.
-    fn visible<'o>(&self, object: &'o [u8]) -> Vec<&'o [u8]> {
-        let engine = &self.cluster.engines.decode;
-        let entry = engine.layout().window_entry_bytes();
-        let hidden = usize::try_from(BLOCK_TOKENS + 1 - engine.geometry().window).unwrap();
-        let layers = object.chunks_exact(usize::try_from(BLOCK_TOKENS).unwrap() * entry);
-        layers.map(|layer| &layer[hidden * entry..]).collect()
-    }
-
     /// One hit in the exact lineage.
     pub(crate) fn check_exact(&self, case: Case) {
         self.prepare(case);
@@ -146,18 +136,14 @@ impl<'a> Bench<'a> {
         self.cluster.check(&asked, &answer, &self.alone);
         let geometry = self.cluster.engines.decode.geometry();
         let hit = u32::try_from(case.hit).unwrap() * BLOCK_TOKENS;
-        let mut rows = geometry.exact_replay_rows();
-        if case.holder == Holder::Prefill && case.hit == self.names.len() {
-            // Prefill owes a whole object, one block of windows, where a start looks at W - 1 of them.
-            rows += BLOCK_TOKENS - (geometry.window - 1);
-        }
+        let rows = geometry.exact_replay_rows();
         let expected = self.expected(case, rows.min(hit));
         assert_eq!(reported(&answer.start), expected, "{case:?}");
         for (window, object) in &self.windows {
             for (party, memory) in self.cluster.parties() {
                 let found = memory.object(ObjectKind::Window, self.names[window - 1]);
                 let same = found.is_none_or(|found| {
-                    found.exact && self.visible(&found.bytes) == self.visible(&object.bytes)
+                    found.exact && found.bytes == object.bytes
                 });
                 assert!(same, "{case:?}: the object behind block {window} of {party}");
             }

@@ -1,8 +1,8 @@
 //! From a pinned prefix to the first row: the final plan, and the state of the sequence.
 
 use engine::{Floors, Sequence};
-use kvstore::{SealedSlot, StartPlan, WindowCandidate, WindowPlan};
-use shared::{BLOCK_TOKENS, Lineage, Tier, WindowSource};
+use kvstore::{SealedSlot, StartPlan, WindowCandidate, WindowPlan, replay_is_exact};
+use shared::{Tier, WindowSource};
 
 use super::job::{Computing, Job, Stage, blocks, tokens};
 use super::turn::Loop;
@@ -126,17 +126,13 @@ impl Loop {
         start
     }
 
-    /// Rows to replay when all of `[0, S)` is cached and only the window object at S is wanted: it holds the windows of a
-    /// whole block, which may be more than a start at S looks at. Also whether all of it is exact.
+    /// Rows to replay when all of `[0, S)` is cached and only the window object at S is wanted: its W - 1 entries must be
+    /// there, however few rows the operator chose. Also whether all of it is exact.
     fn replay_for_object(&self, job: &Job, rows: u32) -> (u32, bool) {
         let geometry = self.engine.geometry();
-        let exact_rows = geometry.exact_replay_rows() + BLOCK_TOKENS - (geometry.window - 1);
-        let exact_rows = exact_rows.min(job.request.to);
-        let rows = match job.request.lineage {
-            Lineage::Exact => exact_rows,
-            Lineage::Bounded => rows.max(BLOCK_TOKENS).min(job.request.to),
-        };
-        (rows, exact_rows <= rows)
+        let to = job.request.to;
+        let rows = rows.max(geometry.window - 1).min(to);
+        (rows, replay_is_exact(geometry, to, rows))
     }
 
     fn sequence(&self, job: &Job, start: &Start, own: &OwnWindows) -> Sequence {
