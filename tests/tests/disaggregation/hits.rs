@@ -142,9 +142,7 @@ impl<'a> Bench<'a> {
         for (window, object) in &self.windows {
             for (party, memory) in self.cluster.parties() {
                 let found = memory.object(ObjectKind::Window, self.names[window - 1]);
-                let same = found.is_none_or(|found| {
-                    found.exact && found.bytes == object.bytes
-                });
+                let same = found.is_none_or(|found| found.exact && found.bytes == object.bytes);
                 assert!(same, "{case:?}: the object behind block {window} of {party}");
             }
         }
