@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::objects::ObjectKind;
+
 macro_rules! integer_id {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
@@ -42,6 +44,27 @@ integer_id!(
     /// bytes of a later tenant of the slot.
     Generation(u64)
 );
+
+impl RegionId {
+    /// The region of a worker's or store node's objects of one kind: the worker in the upper 32 bits, then 16 bits of the
+    /// rank, then the kind. So a descriptor says whom it is read from.
+    #[must_use]
+    pub fn of(owner: WorkerRank, kind: ObjectKind) -> Self {
+        let kind = match kind {
+            ObjectKind::Block => 1,
+            ObjectKind::Window => 2,
+        };
+        Self(u64::from(owner.worker.0) << 32 | u64::from(owner.rank.0) << 16 | kind)
+    }
+
+    /// Whose region it is, if it was made by [`RegionId::of`].
+    #[must_use]
+    pub fn owner(self) -> WorkerRank {
+        let worker = u32::try_from(self.0 >> 32).expect("32 bits are left");
+        let rank = u16::try_from(self.0 >> 16 & 0xffff).expect("16 bits are left");
+        WorkerRank { worker: WorkerId(worker), rank: DpRank(rank) }
+    }
+}
 
 impl TokenId {
     /// The id as an index into a table with one row per vocabulary entry.
@@ -84,6 +107,52 @@ impl fmt::Display for RequestId {
     }
 }
 
+/// Where a request stands in a distributed trace, as the W3C header `traceparent` carries it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TraceContext {
+    /// The trace; 0 when there is none.
+    pub trace: u128,
+    /// The span that caused this request; 0 when there is none.
+    pub span: u64,
+    /// Whether the caller records this trace.
+    pub sampled: bool,
+}
+
+impl TraceContext {
+    /// No trace.
+    pub const NONE: Self = Self { trace: 0, span: 0, sampled: false };
+
+    /// Reads the header's value: version, trace, parent span and flags in hexadecimal digits, joined by hyphens. None when
+    /// it is malformed or names no trace; the specification then wants a new trace. Of later versions the first four
+    /// fields are read.
+    #[must_use]
+    pub fn parse(header: &str) -> Option<Self> {
+        let mut fields = header.trim().split('-');
+        let mut field = |digits: usize| {
+            let field = fields.next()?;
+            let valid = field.len() == digits
+                && field.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+            valid.then_some(field)
+        };
+        let version = field(2)?;
+        let trace = u128::from_str_radix(field(32)?, 16).ok()?;
+        let span = u64::from_str_radix(field(16)?, 16).ok()?;
+        let flags = u8::from_str_radix(field(2)?, 16).ok()?;
+        let surplus = version == "00" && fields.next().is_some();
+        if version == "ff" || surplus || trace == 0 || span == 0 {
+            return None;
+        }
+        Some(Self { trace, span, sampled: flags & 1 == 1 })
+    }
+}
+
+impl fmt::Display for TraceContext {
+    /// The header's value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled))
+    }
+}
+
 /// Names the content of one image: the hash of its bytes and of everything that changes its embedding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MediaId(pub [u8; 32]);
@@ -97,3 +166,46 @@ impl fmt::Debug for MediaId {
 /// Whose cache a request may see. Opaque; part of the root of every name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub Arc<str>);
+
+#[cfg(test)]
+mod tests {
+    use super::{DpRank, RegionId, TraceContext, WorkerId, WorkerRank};
+    use crate::objects::ObjectKind;
+
+    #[test]
+    fn a_region_names_its_owner() {
+        let mut regions = std::collections::BTreeSet::new();
+        for (worker, rank) in [(0, 0), (1, 0), (1, 7), (u32::MAX, u16::MAX)] {
+            let owner = WorkerRank { worker: WorkerId(worker), rank: DpRank(rank) };
+            for kind in [ObjectKind::Block, ObjectKind::Window] {
+                let region = RegionId::of(owner, kind);
+                assert_eq!(region.owner(), owner);
+                assert!(regions.insert(region), "{owner} {kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_header_is_read_and_written() {
+        let header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let context = TraceContext::parse(header).unwrap();
+        assert_eq!(context.to_string(), header);
+        assert!(context.sampled);
+        let later = "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00-more";
+        assert!(!TraceContext::parse(later).unwrap().sampled);
+        let malformed = [
+            "",
+            "00",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+            "00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-+af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ];
+        for header in malformed {
+            assert_eq!(TraceContext::parse(header), None, "{header}");
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
-use crate::ids::{RequestId, TenantId, TokenId, WorkerRank};
+use crate::ids::{RequestId, TenantId, TokenId, TraceContext, WorkerRank};
 use crate::names::{BlockName, Lineage, Root};
 
 /// How the next token is drawn.
@@ -33,6 +33,8 @@ impl Sampling {
 pub struct DecodeRequest {
     /// The request, as it is called in every log line.
     pub id: RequestId,
+    /// The trace it belongs to.
+    pub trace: TraceContext,
     /// The whole prompt. Not empty.
     pub prompt: Arc<[TokenId]>,
     /// Tokens already emitted by an earlier worker of this request (resume); empty for a new request.
@@ -60,6 +62,8 @@ pub struct DecodeRequest {
 pub struct PrefillRequest {
     /// The request, as it is called in every log line.
     pub id: RequestId,
+    /// The trace it belongs to.
+    pub trace: TraceContext,
     /// The tokens of `[0, to)`.
     pub ids: Arc<[TokenId]>,
     /// The key of this request's names.

@@ -73,7 +73,7 @@ impl Answer {
     pub(crate) fn take(&mut self, event: DecodeEvent) -> Step {
         let mut delta = Delta::default();
         match event {
-            DecodeEvent::Started(report) => self.start = Some(report),
+            DecodeEvent::Started(report) => self.start = Some(self.merged(report)),
             DecodeEvent::Token(id) => {
                 self.count_token();
                 if id != self.end_of_answer
@@ -89,6 +89,17 @@ impl Answer {
             DecodeEvent::Failed(error) => return Step::Failed(error),
         }
         Step::Shown(delta)
+    }
+
+    /// The report of a worker that goes on with tokens of another one says little about how the request started; whether
+    /// its own tokens are exact counts for the whole answer.
+    fn merged(&self, report: StartReport) -> StartReport {
+        match self.start {
+            Some(first) if self.first_token.is_some() => {
+                StartReport { exact: first.exact && report.exact, ..first }
+            }
+            Some(_) | None => report,
+        }
     }
 
     fn count_token(&mut self) {

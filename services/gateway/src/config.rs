@@ -58,9 +58,12 @@ pub struct GatewayConfig {
     /// Longest life of a request in milliseconds, at least 1. Default 3600000 (1 h): longer than the longest answer at
     /// the slowest useful rate, so only lost requests meet it.
     pub request_ms_max: u64,
-    /// How often a request is placed anew after its worker went away before the first token. Default 1: a second loss
-    /// in a row is no longer an accident of one worker.
+    /// How often a request is placed anew after its worker went away; a stream goes on where it stood. Default 3: more
+    /// losses are no longer an accident of one worker, and a request that ends workers must not end all of them.
     pub resumes_max: u32,
+    /// How long a request whose worker went away looks for another one, in milliseconds, 0 to 600000. Default 10000: a
+    /// process that is started again is back within it.
+    pub resume_wait_ms_max: u64,
     /// What clients are told to wait when this process itself refuses (full or draining), in seconds, at least 1.
     /// Default 1: requests are short compared with a client's patience.
     pub retry_after_s: u64,
@@ -80,7 +83,8 @@ impl Default for GatewayConfig {
             head_wait_ms_max: 2_000,
             keep_alive_ms: 10_000,
             request_ms_max: 3_600_000,
-            resumes_max: 1,
+            resumes_max: 3,
+            resume_wait_ms_max: 10_000,
             retry_after_s: 1,
         }
     }
@@ -101,6 +105,7 @@ impl GatewayConfig {
             (1 < self.answer_buffer_tokens_max, "answer_buffer_tokens_max", "2.."),
             (0 < self.keep_alive_ms, "keep_alive_ms", "1.."),
             (0 < self.request_ms_max, "request_ms_max", "1.."),
+            (self.resume_wait_ms_max <= 600_000, "resume_wait_ms_max", "0..=600000"),
             (0 < self.retry_after_s, "retry_after_s", "1.."),
         ];
         checks.into_iter().find(|(holds, ..)| !holds).map(|(_, field, range)| (field, range))
@@ -138,7 +143,7 @@ mod tests {
     fn defaults_are_in_range_and_each_violation_is_named() {
         assert_eq!(GatewayConfig::default().out_of_range(), None);
         type Change = fn(&mut GatewayConfig);
-        let cases: [(&str, Change); 8] = [
+        let cases: [(&str, Change); 9] = [
             ("body_bytes_max", |c| c.body_bytes_max = 1),
             ("body_wait_ms_max", |c| c.body_wait_ms_max = 0),
             ("requests_in_flight_max", |c| c.requests_in_flight_max = 0),
@@ -146,6 +151,7 @@ mod tests {
             ("answer_buffer_tokens_max", |c| c.answer_buffer_tokens_max = 1),
             ("keep_alive_ms", |c| c.keep_alive_ms = 0),
             ("request_ms_max", |c| c.request_ms_max = 0),
+            ("resume_wait_ms_max", |c| c.resume_wait_ms_max = 600_001),
             ("retry_after_s", |c| c.retry_after_s = 0),
         ];
         for (field, change) in cases {

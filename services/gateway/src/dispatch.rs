@@ -1,5 +1,5 @@
-//! One request's way through the cluster: placed by the router, run by a decode worker, placed anew once if that
-//! worker goes away before its first token.
+//! One request's way through the cluster: placed by the router, run by a decode worker, and resumed on another one when
+//! that worker goes away: the tokens it emitted go along, so the client's stream goes on where it stood.
 //!
 //! Workers call the sinks here from threads of their own and are never made to wait: events go into a bounded channel,
 //! and an answer whose client lets it fill up is given up.
@@ -12,13 +12,17 @@ use shared::{
     Placer, ServeError, Sink, TenantId, Ticket, Timestamp, TokenId, WorkerRank,
 };
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::metrics::Metrics;
 use crate::prompt::Prepared;
 
 /// How long after the deadline a worker may still say that it passed.
 const DEADLINE_GRACE: Duration = Duration::from_secs(1);
+/// Between two attempts to find a worker for a request whose worker was lost: short first, so that a cluster with another
+/// worker goes on at once, then as long as one process takes to notice another one's return.
+const RESUME_PAUSE_MIN: Duration = Duration::from_millis(20);
+const RESUME_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// The rest of the cluster, as a request sees it.
 #[derive(Clone)]
@@ -31,6 +35,7 @@ pub(crate) struct Cluster {
     pub(crate) end_of_answer: TokenId,
     pub(crate) buffer_events_max: usize,
     pub(crate) resumes_max: u32,
+    pub(crate) resume_wait_max: Duration,
     pub(crate) request_max: Duration,
 }
 
@@ -52,7 +57,17 @@ pub(crate) struct Session {
     overflow: Arc<Notify>,
     leg: Option<Leg>,
     resumes_left: u32,
-    emitted: bool,
+    /// Tokens of the answer so far. At most `output_tokens_max`.
+    emitted: Vec<TokenId>,
+    /// The search for another worker, from the loss of one to the first event of the next.
+    search: Option<Search>,
+}
+
+/// A search for another worker.
+struct Search {
+    ends: Instant,
+    pause: Duration,
+    lost: ServeError,
 }
 
 /// One placement and the worker's events. The worker is cancelled before the router forgets the load.
@@ -71,7 +86,6 @@ impl Session {
         let silence_ends = Instant::now() + cluster.request_max + DEADLINE_GRACE;
         let resumes_left = cluster.resumes_max;
         let overflow = Arc::new(Notify::new());
-        let emitted = false;
         Self {
             cluster,
             prepared,
@@ -80,7 +94,8 @@ impl Session {
             overflow,
             leg: None,
             resumes_left,
-            emitted,
+            emitted: Vec::new(),
+            search: None,
         }
     }
 
@@ -106,7 +121,8 @@ impl Session {
                         self.leg = Some(leg);
                         continue;
                     }
-                    Err(error) => DecodeEvent::Failed(error),
+                    Err(error) if self.search_on(&error).await => continue,
+                    Err(error) => return Word::Event(DecodeEvent::Failed(self.told(error))),
                 },
                 Some(leg) => match leg.events.recv().await {
                     Some(event) => event,
@@ -115,18 +131,61 @@ impl Session {
                     None => DecodeEvent::Failed(ServeError::WorkerLost { worker: leg.worker }),
                 },
             };
-            if let DecodeEvent::Failed(ServeError::WorkerLost { worker }) = event
-                && !self.emitted
+            if let DecodeEvent::Failed(
+                error @ (ServeError::WorkerLost { .. } | ServeError::Draining),
+            ) = &event
                 && 0 < self.resumes_left
             {
                 self.resumes_left -= 1;
                 self.leg = None;
                 self.cluster.metrics.resumed();
-                tracing::warn!(request = %self.prepared.id, %worker, "placing a request anew");
+                tracing::warn!(
+                    request = %self.prepared.id,
+                    %error,
+                    emitted = self.emitted.len(),
+                    "placing a request anew"
+                );
+                self.search_on(error).await;
                 continue;
             }
-            self.emitted |= matches!(event, DecodeEvent::Token(_));
+            self.search = None;
+            if let DecodeEvent::Token(token) = event {
+                self.emitted.push(token);
+            }
             return Word::Event(event);
+        }
+    }
+
+    /// Whether it is worth looking for a worker again, after a pause. The first request of a client is told at once that
+    /// there is none; one whose worker was lost is given a while.
+    async fn search_on(&mut self, error: &ServeError) -> bool {
+        let gone = matches!(
+            error,
+            ServeError::WorkerLost { .. } | ServeError::NoWorker { .. } | ServeError::Draining
+        );
+        let lost = matches!(error, ServeError::WorkerLost { .. });
+        if !gone || (self.search.is_none() && !lost) {
+            return false;
+        }
+        let wait = self.cluster.resume_wait_max;
+        let search = self.search.get_or_insert_with(|| Search {
+            ends: Instant::now() + wait,
+            pause: RESUME_PAUSE_MIN,
+            lost: error.clone(),
+        });
+        if search.ends <= Instant::now() {
+            return false;
+        }
+        sleep(search.pause).await;
+        search.pause = (2 * search.pause).min(RESUME_PAUSE_MAX);
+        true
+    }
+
+    /// What a client is told at the end of a search: that its worker was lost, not that there is no other one.
+    fn told(&self, error: ServeError) -> ServeError {
+        match (&self.search, error) {
+            (Some(search), ServeError::NoWorker { .. }) => search.lost.clone(),
+            (_, error) => error,
         }
     }
 
@@ -182,8 +241,9 @@ impl Session {
     fn decode_request(&self, placement: &Placement) -> DecodeRequest {
         DecodeRequest {
             id: self.prepared.id,
+            trace: self.prepared.trace,
             prompt: Arc::clone(&self.prepared.prompt),
-            emitted: Vec::new(),
+            emitted: self.emitted.clone(),
             root: self.prepared.root,
             names: Arc::clone(&self.prepared.names),
             lineage: self.prepared.lineage,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use parking_lot::Mutex;
-use shared::{Clock, DecodeDirectory, Placer, RequestId};
+use shared::{Clock, DecodeDirectory, Placer, RequestId, TraceContext};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -111,6 +111,7 @@ impl Gateway {
             end_of_answer: prompter.vocabulary().end_of_answer(),
             buffer_events_max: config.answer_buffer_tokens_max,
             resumes_max: config.resumes_max,
+            resume_wait_max: Duration::from_millis(config.resume_wait_ms_max),
             request_max: Duration::from_millis(config.request_ms_max),
         };
         let admission = Admission::new(
@@ -181,6 +182,18 @@ impl Shared {
         let mut id = [0; 16];
         id.copy_from_slice(&hash.as_bytes()[..16]);
         RequestId(u128::from_le_bytes(id))
+    }
+
+    /// The trace that a request's header names, or a new one that nobody is asked to record.
+    pub(crate) fn trace(header: Option<&str>, id: RequestId) -> TraceContext {
+        let given = header.and_then(TraceContext::parse);
+        // A request id is unique and random enough to name a trace, and makes it easy to find.
+        let low = id.0 & u128::from(u64::MAX);
+        given.unwrap_or_else(|| TraceContext {
+            trace: id.0.max(1),
+            span: u64::try_from(low).unwrap_or(1).max(1),
+            sampled: false,
+        })
     }
 
     /// Runs the pump of a stream; it is joined when a later one is spawned, or by [`Gateway::cut_off`].

@@ -13,7 +13,9 @@ use deepseek_recipe::stream::ThinkingInitialStage;
 use deepseek_recipe_core::conversation::Conversation;
 use deepseek_recipe_encoding::dsv41::DeepseekV41Encoding;
 use deepseek_recipe_encoding::{PromptEncoding, PromptTokenizer};
-use shared::{BlockName, Lineage, RequestId, Root, RootInputs, Sampling, TokenId, block_names};
+use shared::{
+    BlockName, Lineage, RequestId, Root, RootInputs, Sampling, TokenId, TraceContext, block_names,
+};
 
 use crate::config::{GatewayConfig, ServedModel};
 use crate::error::ApiError;
@@ -25,6 +27,7 @@ use crate::vocabulary::{Vocabulary, VocabularyError, read_tokenizer};
 /// A request ready to be placed.
 pub(crate) struct Prepared {
     pub(crate) id: RequestId,
+    pub(crate) trace: TraceContext,
     pub(crate) model: String,
     pub(crate) prompt: Arc<[TokenId]>,
     pub(crate) prompt_tokens: u32,
@@ -87,7 +90,12 @@ impl Prompter {
     ///
     /// # Errors
     /// What the client has to change, or an internal error.
-    pub(crate) fn prepare(&self, id: RequestId, body: &[u8]) -> Result<Prepared, ApiError> {
+    pub(crate) fn prepare(
+        &self,
+        id: RequestId,
+        trace: TraceContext,
+        body: &[u8],
+    ) -> Result<Prepared, ApiError> {
         let chat = request::parse(body, &self.model.names)?;
         let model = chat.recipe.model.clone();
         let converted = self.convert(chat.recipe, id)?;
@@ -101,6 +109,7 @@ impl Prompter {
         let options = &converted.inference_options;
         Ok(Prepared {
             id,
+            trace,
             model,
             prompt_tokens,
             names: block_names(&root, &prompt).into(),

@@ -29,6 +29,8 @@ use crate::wire::{self, Head};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// W3C Trace Context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 pub(crate) fn public(shared: Arc<Shared>) -> Router {
     health(Router::new())
@@ -163,12 +165,14 @@ async fn prepare(
     id: RequestId,
     request: Request,
 ) -> Result<Prepared, ApiError> {
+    let header = request.headers().get(TRACEPARENT).and_then(|value| value.to_str().ok());
+    let trace = Shared::trace(header, id);
     let body = read_body(shared, request).await?;
     let permit = Arc::clone(&shared.tokenisers).acquire_owned().await;
     let permit = permit.expect("the semaphore is never closed");
     let prompter = Arc::clone(&shared.prompter);
     let work = move || {
-        let prepared = prompter.prepare(id, &body);
+        let prepared = prompter.prepare(id, trace, &body);
         drop(permit);
         prepared
     };

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use shared::{Lineage, Numerics, RequestId, TenantId, TokenId, block_names};
+use shared::{Lineage, Numerics, RequestId, TenantId, TokenId, TraceContext, block_names};
 use tokenizers::Tokenizer;
 
 use super::{Prepared, Prompter};
@@ -35,7 +35,7 @@ fn body(change: &Value) -> Vec<u8> {
 }
 
 fn prepare(prompter: &Prompter, change: &Value) -> Result<Prepared, ApiError> {
-    prompter.prepare(RequestId(5), &body(change))
+    prompter.prepare(RequestId(5), TraceContext::NONE, &body(change))
 }
 
 fn text(tokenizer: &Tokenizer, prepared: &Prepared) -> String {
@@ -279,7 +279,8 @@ fn sampling_follows_the_rules_of_each_mode() {
 fn a_missing_seed_is_the_requests_own() {
     let prompter = prompter(1 << 20);
     let seed = |id: u128, change: &Value| {
-        let prepared = prompter.prepare(RequestId(id), &body(change)).ok().unwrap();
+        let prepared =
+            prompter.prepare(RequestId(id), TraceContext::NONE, &body(change)).ok().unwrap();
         prepared.sampling.seed
     };
     let without = json!({"messages": [{"role": "user", "content": "hi"}]});
