@@ -1,12 +1,18 @@
-//! The host tier: a bounded store of blocks and window objects in host memory, behind [`BlockStore`].
+//! The host tier: a bounded store of blocks and window objects in host memory, behind [`BlockStore`], with a disk below
+//! it or without one.
 //!
 //! One named thread does all the work. It answers `locate` by pinning what is held until the ticket drops, also while
 //! reads are under way, and `offer` by reading the object through a [`Transport`], checking it and sealing it. Nothing
 //! is ever pushed into it. What does not fit, is not read, or fails its check is simply not cached here.
 //!
+//! With a disk every block that is stored is also queued to be written there, and a lookup waits a little for blocks
+//! that are on disk alone while they are read into slots of this tier; others go on meanwhile.
+//!
 //! Invariants: memory is allocated once, from two bounds in bytes; the queue is bounded; window objects leave when they
-//! were not used for `window_ttl`; dropping the tier withdraws what waits and joins the thread.
+//! were not used for `window_ttl`, and never go to disk; at most half of the slots are pinned by waiting writes; dropping
+//! the tier withdraws what waits, joins the thread and flushes the disk.
 
+mod lookups;
 mod stats;
 mod windows;
 mod worker;
@@ -29,11 +35,16 @@ use shared::{
 
 pub use stats::HostStats;
 
-use crate::memory::{HostMemory, MemoryError};
+use crate::disk::DiskTier;
+use crate::memory::{MemoryError, SharedMemory};
 use crate::pool::{Pool, PoolAudit, PoolConfig};
 use crate::transport::Transport;
+use lookups::{Lookup, Pins};
 use stats::{Counters, DropReason};
-use worker::{Command, Lookup, Offer, Pins, Waiting, Worker};
+use worker::{Command, Offer, Waiting, Worker};
+
+/// How long the end of the tier waits for the disk to write and sync what is queued.
+const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// How large a host tier is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +90,10 @@ pub struct HostWiring {
     pub window_region: RegionId,
     /// How offered objects are read.
     pub transport: Arc<dyn Transport>,
-    /// The time by which window objects grow old.
+    /// The time by which window objects grow old and lookups end.
     pub clock: Arc<dyn Clock>,
+    /// The disk below, if there is one. One host tier may use it.
+    pub disk: Option<Arc<DiskTier>>,
 }
 
 /// Why a host tier did not start.
@@ -113,7 +126,10 @@ pub enum HostTierError {
 #[derive(Debug)]
 pub struct HostTier {
     pools: Pools,
+    /// Below the blocks and below the window objects.
+    memories: [Arc<SharedMemory>; 2],
     queue_max: usize,
+    disk: Option<Arc<DiskTier>>,
     counters: Arc<Counters>,
     waiting: Arc<AtomicUsize>,
     commands: Option<Sender<Command>>,
@@ -149,24 +165,22 @@ impl HostTier {
                 ObjectKind::Block => "blocks (block_bytes_max)",
                 ObjectKind::Window => "window objects (window_bytes_max)",
             };
-            let memory = HostMemory::with_bound(bytes_max, slot_bytes)
+            let memory = SharedMemory::with_bound(bytes_max, slot_bytes)
                 .map_err(|source| HostTierError::Memory { what, source })?;
-            let memory: Arc<dyn SlotMemory> = Arc::new(memory);
-            Ok(Pool::new(PoolConfig { region, kind, tier: Tier::Host }, memory))
+            let memory = Arc::new(memory);
+            let slots = Arc::clone(&memory) as Arc<dyn SlotMemory>;
+            Ok((Pool::new(PoolConfig { region, kind, tier: Tier::Host }, slots), memory))
         };
         let HostWiring { block_region, window_region, .. } = wiring;
         let (block_bytes, window_bytes) = (wiring.block_slot_bytes, wiring.window_slot_bytes);
-        let pools = Pools {
-            blocks: pool(ObjectKind::Block, block_region, config.block_bytes_max, block_bytes)?,
-            windows: pool(
-                ObjectKind::Window,
-                window_region,
-                config.window_bytes_max,
-                window_bytes,
-            )?,
-        };
+        let (blocks, block_memory) =
+            pool(ObjectKind::Block, block_region, config.block_bytes_max, block_bytes)?;
+        let (windows, window_memory) =
+            pool(ObjectKind::Window, window_region, config.window_bytes_max, window_bytes)?;
+        let pools = Pools { blocks, windows };
         let counters = Arc::new(Counters::default());
         let (commands, received) = bounded(config.queue_max);
+        let disk = wiring.disk.clone();
         let worker = Worker::new(config, wiring, pools.clone(), Arc::clone(&counters), received);
         let thread = thread::Builder::new()
             .name("kv-host-tier".to_owned())
@@ -179,7 +193,9 @@ impl HostTier {
         );
         Ok(Self {
             pools,
+            memories: [block_memory, window_memory],
             queue_max: config.queue_max,
+            disk,
             counters,
             waiting: Arc::new(AtomicUsize::new(0)),
             commands: Some(commands),
@@ -193,22 +209,37 @@ impl HostTier {
         &self.pools.blocks
     }
 
+    /// The memory below the blocks, for readers on this host.
+    #[must_use]
+    pub fn block_memory(&self) -> &Arc<SharedMemory> {
+        &self.memories[0]
+    }
+
+    /// The memory below the window objects, for readers on this host.
+    #[must_use]
+    pub fn window_memory(&self) -> &Arc<SharedMemory> {
+        &self.memories[1]
+    }
+
     /// The pool of the window objects, to be registered with a transport.
     #[must_use]
     pub fn windows(&self) -> &Pool {
         &self.pools.windows
     }
 
-    /// Whether the thread still runs. Without it a broken invariant ended the tier, which only a new process makes good.
+    /// Whether all threads still run, those of the disk included. Without them a broken invariant ended the tier, which
+    /// only a new process makes good.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+            && self.disk.as_ref().is_none_or(|disk| disk.is_running())
     }
 
     /// What the tier holds and did since it started.
     #[must_use]
     pub fn stats(&self) -> HostStats {
-        self.counters.snapshot(&self.pools.blocks, &self.pools.windows)
+        let disk = self.disk.as_ref().map(|disk| disk.stats());
+        self.counters.snapshot(&self.pools.blocks, &self.pools.windows, disk)
     }
 
     /// Recounts both pools: blocks, then window objects.
@@ -217,23 +248,36 @@ impl HostTier {
         [self.pools.blocks.audit(), self.pools.windows.audit()]
     }
 
-    /// Frees everything that nobody holds, and says how many objects that were.
+    /// Frees everything in host memory that nobody holds, and says how many objects that were. The disk keeps what it has.
     #[must_use = "the number of evicted objects is the only report of what happened"]
     pub fn evict_all(&self) -> usize {
         self.pools.blocks.evict_all() + self.pools.windows.evict_all()
     }
 
-    /// How the set of held blocks changed since the last call. Window objects are not reported: the router places by
-    /// blocks. See [`Pool::drain_changes`].
-    #[must_use = "changes are reported once"]
-    pub fn drain_changes(&self) -> Vec<CacheChange> {
-        self.pools.blocks.drain_changes()
+    /// Removes everything from the disk, and says how many blocks that were; 0 without a disk. Blocks while files are
+    /// removed. See [`DiskTier::evict_all`].
+    #[must_use = "the number of evicted objects is the only report of what happened"]
+    pub fn evict_disk(&self) -> usize {
+        self.disk.as_ref().map_or(0, |disk| disk.evict_all())
     }
 
-    /// The changes as a fresh start. See [`Pool::resync_changes`].
+    /// How the sets of blocks in host memory and on disk changed since the last call, each under its tier. Window objects
+    /// are not reported: the router places by blocks. See [`Pool::drain_changes`].
+    #[must_use = "changes are reported once"]
+    pub fn drain_changes(&self) -> Vec<CacheChange> {
+        let mut changes = self.pools.blocks.drain_changes();
+        changes.extend(self.disk.iter().flat_map(|disk| disk.drain_changes()));
+        changes
+    }
+
+    /// The changes as a fresh start: `Cleared`, which speaks for both tiers, then what each holds. See
+    /// [`Pool::resync_changes`].
     #[must_use = "changes are reported once"]
     pub fn resync_changes(&self) -> Vec<CacheChange> {
-        self.pools.blocks.resync_changes()
+        let mut changes = self.pools.blocks.resync_changes();
+        let disk = self.disk.iter().flat_map(|disk| disk.resync_changes());
+        changes.extend(disk.filter(|change| *change != CacheChange::Cleared));
+        changes
     }
 
     /// Queues a command; gives it back when there is no room or no thread.
@@ -253,7 +297,7 @@ impl BlockStore for HostTier {
         let pins = Arc::new(Mutex::new(Pins::Waiting));
         let lookup = Lookup { keys, sink, pins: Arc::clone(&pins) };
         match self.send(Command::Locate(lookup)) {
-            Ok(()) => Ticket::new(move || worker::release(&pins)),
+            Ok(()) => Ticket::new(move || lookups::release(&pins)),
             Err(Command::Locate(mut lookup)) => {
                 self.counters.lookups_refused.fetch_add(1, Ordering::Relaxed);
                 // Nobody is left to tell when the sink is closed too.
@@ -312,6 +356,12 @@ impl Drop for HostTier {
         }
         if thread.join().is_err() {
             tracing::error!("the host tier's thread died; a sink panicked, see the message above");
+        }
+        // The tier's own end drains too, but others may still hold it.
+        if let Some(disk) = &self.disk
+            && !disk.flush(FLUSH_MAX)
+        {
+            tracing::warn!("the disk was not flushed in time; blocks stored last may be lost");
         }
     }
 }

@@ -1,35 +1,40 @@
-//! Where cached state lives: pools of slots, the transport between them, the host tier, and the planner that decides
-//! how a request starts from what is cached.
+//! Where cached state lives: pools of slots, the transport between them, the host tier with the disk below it, and the
+//! planner that decides how a request starts from what is cached.
 //!
 //! What it is not: it knows no model and computes nothing; bytes are opaque, checked by length, generation and CRC-32C.
-//! There is no async runtime, no network and no drive in it yet: pools, the host tier and the local transport only.
+//! Async is behind [`PeerTransport`] alone; everything else is threads and locks.
 //!
 //! Invariants: a sealed slot never changes until nobody holds it; a read returns the bytes of the object it named or an
 //! error, never those of a later tenant of the slot; every slot is explained by a list or a living guard
 //! ([`Pool::audit`]); the planner is pure.
 //!
 //! Start reading at [`pool`], then [`transport`], then [`planner`].
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod block_checks;
+pub mod disk;
 pub mod host;
 pub mod memory;
 pub mod planner;
 pub mod pool;
 pub mod transport;
 
+mod sys;
+
 #[cfg(test)]
 mod testing;
 
 pub use block_checks::check_names;
+pub use disk::{DiskConfig, DiskError, DiskStats, DiskTier, DiskWiring};
 pub use host::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore};
-pub use memory::{HostMemory, MemoryError};
+pub use memory::{HostMemory, MemoryError, SharedMemory};
 pub use planner::{
     StartCosts, StartPlan, StartQuery, StartRole, WindowCandidate, WindowPlan, plan_start,
     replay_is_exact, replay_rows, useful_window_floor,
 };
 pub use pool::{OpenRead, OwnedSlot, Pool, PoolAudit, PoolConfig, PoolFull, Seal, SealedSlot};
 pub use transport::{
-    LocalTransport, LocalTransportConfig, ReadDone, ReadError, ReadRequest, RegisterError,
-    Transport,
+    DataTls, Failures, LocalTransport, LocalTransportConfig, PathStats, Peer, PeerDirectory,
+    PeerStats, PeerTransport, PeerTransportConfig, PeerTransportError, PeerWiring, ReadDone,
+    ReadError, ReadRequest, RegisterError, Transport,
 };

@@ -1,9 +1,13 @@
-//! Host memory made of equal slots.
+//! Host memory made of equal slots: private, or shared with the other processes of the host for reading.
 
 use std::collections::TryReserveError;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use parking_lot::RwLock;
 use shared::{SlotIndex, SlotMemory};
+
+use crate::sys::{SharedSlot, shared_slots};
 
 /// Slots in ordinary host memory, all allocated and zeroed when it is built.
 ///
@@ -42,6 +46,28 @@ pub enum MemoryError {
         /// What the allocator said.
         source: TryReserveError,
     },
+    /// The system did not give the memory.
+    #[error(
+        "the system refused {bytes} bytes of shared memory ({source}); lower the bound or raise the limit on memory"
+    )]
+    SharedRefused {
+        /// Bytes asked for in all.
+        bytes: u64,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Slots in one segment that other processes of the host can map for reading and never for writing. Otherwise like
+/// [`HostMemory`]: allocated, zeroed and touched when it is built, one lock per slot.
+///
+/// The locks are this process's own: a reader in another process holds a slot by an open read of the pool, not by a lock.
+#[derive(Debug)]
+pub struct SharedMemory {
+    file: OwnedFd,
+    slots: Vec<RwLock<SharedSlot>>,
+    slot_bytes: usize,
+    stride: usize,
 }
 
 impl HostMemory {
@@ -55,12 +81,7 @@ impl HostMemory {
     /// When `slot_bytes` is 0.
     pub fn with_bound(bytes_max: u64, slot_bytes: usize) -> Result<Self, MemoryError> {
         assert!(0 < slot_bytes, "a slot holds at least one byte");
-        let slots = bytes_max / u64::try_from(slot_bytes).unwrap_or(u64::MAX);
-        if slots == 0 {
-            return Err(MemoryError::TooSmall { bytes_max, slot_bytes });
-        }
-        let slots = u32::try_from(slots).map_err(|_| MemoryError::TooMany { slots })?;
-        Self::with_slots(slots, slot_bytes)
+        Self::with_slots(slots_within(bytes_max, slot_bytes)?, slot_bytes)
     }
 
     /// Allocates exactly `slots` slots.
@@ -84,6 +105,76 @@ impl HostMemory {
     }
 }
 
+impl SharedMemory {
+    /// Slots begin at multiples of this many bytes, a cache line: no two slots share one.
+    const ALIGNMENT: usize = 64;
+
+    /// Allocates as many slots of `slot_bytes` bytes as `bytes_max` bytes hold, and touches every page. Up to 63 bytes
+    /// between slots are not counted, like the locks and lists around them; blocks and window objects need none.
+    ///
+    /// # Errors
+    /// When not one slot fits, when there would be more than `u32::MAX`, or when the system refuses.
+    ///
+    /// # Panics
+    /// When `slot_bytes` is 0.
+    pub fn with_bound(bytes_max: u64, slot_bytes: usize) -> Result<Self, MemoryError> {
+        assert!(0 < slot_bytes, "a slot holds at least one byte");
+        Self::with_slots(slots_within(bytes_max, slot_bytes)?, slot_bytes)
+    }
+
+    /// Allocates exactly `slots` slots.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    ///
+    /// # Panics
+    /// When `slots` or `slot_bytes` is 0.
+    pub fn with_slots(slots: u32, slot_bytes: usize) -> Result<Self, MemoryError> {
+        assert!(0 < slots && 0 < slot_bytes, "a segment holds at least one byte");
+        let count = SlotIndex(slots).index();
+        let stride = slot_bytes.checked_next_multiple_of(Self::ALIGNMENT);
+        let Some(stride) = stride.filter(|stride| stride.checked_mul(count).is_some()) else {
+            let source = io::Error::from(io::ErrorKind::OutOfMemory);
+            return Err(MemoryError::SharedRefused { bytes: u64::MAX, source });
+        };
+        let (file, mapped) = shared_slots(count, slot_bytes, stride).map_err(|source| {
+            let bytes = u64::try_from(count * stride).unwrap_or(u64::MAX);
+            MemoryError::SharedRefused { bytes, source }
+        })?;
+        Ok(Self { file, slots: mapped.into_iter().map(RwLock::new).collect(), slot_bytes, stride })
+    }
+
+    /// The segment, for peers: whoever gets it can map it for reading and nothing else.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Distance between the beginnings of two neighbouring slots, in bytes. Slot 0 begins at 0.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+}
+
+impl SlotMemory for SharedMemory {
+    fn slots(&self) -> u32 {
+        u32::try_from(self.slots.len()).expect("built from a count of 32 bits")
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    fn read(&self, slot: SlotIndex, visit: &mut dyn FnMut(&[u8])) {
+        visit(self.slots[slot.index()].read().bytes());
+    }
+
+    fn write(&self, slot: SlotIndex, visit: &mut dyn FnMut(&mut [u8])) {
+        visit(self.slots[slot.index()].write().bytes_mut());
+    }
+}
+
 impl SlotMemory for HostMemory {
     fn slots(&self) -> u32 {
         u32::try_from(self.slots.len()).expect("built from a count of 32 bits")
@@ -102,17 +193,28 @@ impl SlotMemory for HostMemory {
     }
 }
 
+fn slots_within(bytes_max: u64, slot_bytes: usize) -> Result<u32, MemoryError> {
+    let slots = bytes_max / u64::try_from(slot_bytes).unwrap_or(u64::MAX);
+    if slots == 0 {
+        return Err(MemoryError::TooSmall { bytes_max, slot_bytes });
+    }
+    u32::try_from(slots).map_err(|_| MemoryError::TooMany { slots })
+}
+
 #[cfg(test)]
 mod tests {
     use shared::{SlotIndex, SlotMemory};
 
-    use super::{HostMemory, MemoryError};
+    use super::{HostMemory, MemoryError, SharedMemory};
 
     #[test]
     fn a_bound_in_bytes_becomes_whole_slots() {
         for (bytes_max, slots) in [(10, 1), (19, 1), (20, 2), (1_000, 100)] {
             let memory = HostMemory::with_bound(bytes_max, 10).unwrap();
             assert_eq!((memory.slots(), memory.slot_bytes()), (slots, 10), "{bytes_max} bytes");
+            let memory = SharedMemory::with_bound(bytes_max, 10).unwrap();
+            assert_eq!((memory.slots(), memory.slot_bytes()), (slots, 10), "{bytes_max} bytes");
+            assert_eq!(memory.stride(), 64);
         }
     }
 
@@ -120,15 +222,29 @@ mod tests {
     fn impossible_bounds_are_refused_with_a_reason() {
         let small = HostMemory::with_bound(9, 10).unwrap_err();
         assert!(matches!(small, MemoryError::TooSmall { bytes_max: 9, slot_bytes: 10 }));
-        let many = HostMemory::with_bound(u64::MAX, 1).unwrap_err();
-        assert!(matches!(many, MemoryError::TooMany { .. }));
+        let small = SharedMemory::with_bound(9, 10).unwrap_err();
+        assert!(matches!(small, MemoryError::TooSmall { bytes_max: 9, slot_bytes: 10 }));
+        for many in [
+            HostMemory::with_bound(u64::MAX, 1).unwrap_err(),
+            SharedMemory::with_bound(u64::MAX, 1).unwrap_err(),
+        ] {
+            assert!(matches!(many, MemoryError::TooMany { .. }));
+        }
         let huge = HostMemory::with_slots(1, usize::MAX / 2).unwrap_err();
         assert!(matches!(huge, MemoryError::Refused { .. }), "{huge}");
+        for bytes in [usize::MAX / 2 - 64, usize::MAX] {
+            let huge = SharedMemory::with_slots(1, bytes).unwrap_err();
+            assert!(matches!(huge, MemoryError::SharedRefused { .. }), "{huge}");
+        }
     }
 
     #[test]
     fn slots_start_zeroed_and_keep_what_is_written() {
-        let memory = HostMemory::with_slots(2, 4).unwrap();
+        slots_keep_bytes(&HostMemory::with_slots(2, 4).unwrap());
+        slots_keep_bytes(&SharedMemory::with_slots(2, 4).unwrap());
+    }
+
+    fn slots_keep_bytes(memory: &dyn SlotMemory) {
         memory.write(SlotIndex(1), &mut |bytes| bytes.copy_from_slice(&[1, 2, 3, 4]));
         for (slot, expected) in [(0, [0; 4]), (1, [1, 2, 3, 4])] {
             let mut seen = Vec::new();

@@ -2,8 +2,16 @@
 //!
 //! Nothing ever writes into another party's memory; a put is an offer that the other side answers by reading. A target
 //! slot goes in by value and comes back with the result, so memory in flight always has exactly one owner.
+//!
+//! [`local`] copies inside one process. [`peer`] reads from other processes too and chooses the way by itself: own
+//! process, shared memory, QUIC. Start reading there.
 
 pub mod local;
+pub mod peer;
+
+mod quic;
+mod shm;
+mod wire;
 
 #[cfg(test)]
 mod conformance;
@@ -11,6 +19,10 @@ mod conformance;
 use shared::{Descriptor, RegionId, Sink, Ticket};
 
 pub use local::{LocalTransport, LocalTransportConfig, RegisterError};
+pub use peer::{
+    DataTls, Failures, PathStats, Peer, PeerDirectory, PeerStats, PeerTransport,
+    PeerTransportConfig, PeerTransportError, PeerWiring,
+};
 
 use crate::pool::OwnedSlot;
 
@@ -20,6 +32,8 @@ use crate::pool::OwnedSlot;
 /// - Never blocks its caller. Every request is answered by one [`ReadDone`], in the order given, by one thread at a
 ///   time; a batch that cannot be queued is answered on the calling thread before `read` returns, so a sink must not
 ///   wait for a lock that the caller of `read` holds.
+/// - A peer that is slow, frozen or gone costs a bounded time: its reads come back with [`ReadError::Late`] or
+///   [`ReadError::PeerLost`].
 /// - `Ok` means: the target's first `source.bytes` bytes were read while the source still was of that generation, and
 ///   have its checksum. After an error the target's bytes are undefined. Batches of one caller start in the order given.
 /// - Dropping the ticket cancels: reads not yet begun come back with [`ReadError::Closed`]. The ticket may also be
@@ -86,6 +100,18 @@ pub enum ReadError {
     Busy {
         /// The bound of the queue.
         waiting_max: usize,
+    },
+    /// The peer did not deliver the object in time: it is slow, overloaded or frozen.
+    #[error("the object did not arrive within {limit_ms} ms; read another copy or recompute")]
+    Late {
+        /// The limit, in milliseconds.
+        limit_ms: u64,
+    },
+    /// The peer cannot be reached, went away in the middle, refused the reader, or broke the protocol.
+    #[error("the owner of region {region} is lost; read another copy or recompute")]
+    PeerLost {
+        /// The region that was to be read.
+        region: RegionId,
     },
     /// The read was cancelled, or the transport is shutting down.
     #[error("the read was cancelled or the transport is closed")]

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::disk::DiskStats;
 use crate::pool::Pool;
 use crate::transport::ReadError;
 
-/// A snapshot of the host tier. Counts are since its start; the three groups are not taken at one instant.
+/// A snapshot of the host tier. Counts are since its start; the groups are not taken at one instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostStats {
     /// Objects read, checked and held.
@@ -30,6 +31,12 @@ pub struct HostStats {
     pub misses: u64,
     /// Lookups answered with "nothing" because the queue was full.
     pub lookups_refused: u64,
+    /// Lookups answered with what they had because blocks did not come from disk in time.
+    pub lookups_late: u64,
+    /// Blocks brought from disk.
+    pub onboarded: u64,
+    /// Keys not brought from disk for want of a slot, of room for a read, or of a place for the lookup.
+    pub onboard_refused: u64,
     /// Window objects that grew too old.
     pub windows_expired: u64,
     /// Blocks held now.
@@ -42,6 +49,8 @@ pub struct HostStats {
     pub windows_max: u64,
     /// Bytes of the slots of all objects held now.
     pub bytes_held: u64,
+    /// The disk below; None without one.
+    pub disk: Option<DiskStats>,
 }
 
 /// Why an offered object was not taken.
@@ -67,6 +76,9 @@ pub(super) struct Counters {
     pub(super) hits: AtomicU64,
     pub(super) misses: AtomicU64,
     pub(super) lookups_refused: AtomicU64,
+    pub(super) lookups_late: AtomicU64,
+    pub(super) onboarded: AtomicU64,
+    pub(super) onboard_refused: AtomicU64,
     pub(super) windows_expired: AtomicU64,
 }
 
@@ -86,7 +98,12 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn snapshot(&self, blocks: &Pool, windows: &Pool) -> HostStats {
+    pub(super) fn snapshot(
+        &self,
+        blocks: &Pool,
+        windows: &Pool,
+        disk: Option<DiskStats>,
+    ) -> HostStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let held = [blocks, windows].map(|pool| wide(pool.held()));
         let bytes = [blocks, windows].map(|pool| wide(pool.memory().slot_bytes()));
@@ -102,12 +119,16 @@ impl Counters {
             hits: read(&self.hits),
             misses: read(&self.misses),
             lookups_refused: read(&self.lookups_refused),
+            lookups_late: read(&self.lookups_late),
+            onboarded: read(&self.onboarded),
+            onboard_refused: read(&self.onboard_refused),
             windows_expired: read(&self.windows_expired),
             blocks_held: held[0],
             blocks_max: wide(blocks.total()),
             windows_held: held[1],
             windows_max: wide(windows.total()),
             bytes_held: held[0] * bytes[0] + held[1] * bytes[1],
+            disk,
         }
     }
 }
@@ -115,11 +136,19 @@ impl Counters {
 impl From<ReadError> for DropReason {
     fn from(error: ReadError) -> Self {
         match error {
-            ReadError::UnknownRegion { .. } | ReadError::Stale | ReadError::Closed => Self::Gone,
+            ReadError::UnknownRegion { .. }
+            | ReadError::Stale
+            | ReadError::Late { .. }
+            | ReadError::PeerLost { .. }
+            | ReadError::Closed => Self::Gone,
             ReadError::Busy { .. } => Self::QueueFull,
             ReadError::Corrupt { .. } | ReadError::Length { .. } => Self::Corrupt,
         }
     }
+}
+
+pub(super) fn count(counter: &AtomicU64, by: usize) {
+    counter.fetch_add(wide(by), Ordering::Relaxed);
 }
 
 fn wide(count: usize) -> u64 {

@@ -9,12 +9,15 @@ use shared::{
 };
 
 use super::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore};
+use crate::disk::DiskTier;
 use crate::memory::{HostMemory, MemoryError};
 use crate::pool::{Pool, SealedSlot};
 use crate::testing::{SLOT_BYTES, damage, name, next, payload, pool, pool_of, store};
 use crate::transport::{
     LocalTransport, LocalTransportConfig, ReadDone, ReadError, ReadRequest, Transport,
 };
+
+mod disk;
 
 const TTL: Duration = Duration::from_secs(60);
 
@@ -38,6 +41,14 @@ impl Rig {
         config: HostTierConfig,
         decorate: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport>,
     ) -> Self {
+        Self::over(None, config, decorate)
+    }
+
+    fn over(
+        disk: Option<Arc<DiskTier>>,
+        config: HostTierConfig,
+        decorate: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport>,
+    ) -> Self {
         let transport = LocalTransport::start(LocalTransportConfig { queue_max: 64 }).unwrap();
         let transport = Arc::new(transport);
         let clock = Arc::new(ManualClock::new());
@@ -50,6 +61,7 @@ impl Rig {
                 window_region: RegionId(11),
                 transport: decorate(Arc::clone(&transport) as Arc<dyn Transport>),
                 clock: Arc::clone(&clock) as Arc<dyn shared::Clock>,
+                disk,
             },
         )
         .unwrap();
@@ -509,6 +521,7 @@ fn settings_out_of_range_are_refused_by_name() {
             window_region: RegionId(11),
             transport: Arc::new(Silent::default()),
             clock: Arc::new(ManualClock::new()),
+            disk: None,
         };
         HostTier::start(&config, wiring).unwrap_err()
     };

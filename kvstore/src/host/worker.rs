@@ -3,51 +3,22 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crossbeam_channel::{Receiver, select, unbounded};
-use parking_lot::Mutex;
-use shared::{
-    Clock, Descriptor, Flow, LocateEvent, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, Sink,
-};
+use crossbeam_channel::{Receiver, after, never, select, unbounded};
+use shared::{Clock, Descriptor, Flow, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, Sink};
 
-use super::stats::{Counters, DropReason};
+use super::lookups::{Lookup, Lookups};
+use super::stats::{Counters, DropReason, count};
 use super::windows::WindowAges;
 use super::{HostTierConfig, HostWiring, Pools};
-use crate::pool::SealedSlot;
+use crate::disk::DiskReadDone;
 use crate::transport::{ReadDone, ReadRequest, Transport};
 
 /// What callers ask of the thread.
 pub(super) enum Command {
     Locate(Lookup),
     Offer(Offer),
-}
-
-/// A lookup that waits.
-pub(super) struct Lookup {
-    pub(super) keys: Vec<ObjectKey>,
-    pub(super) sink: Box<dyn Sink<LocateEvent>>,
-    pub(super) pins: Arc<Mutex<Pins>>,
-}
-
-/// What a lookup pins; shared with its ticket.
-pub(super) enum Pins {
-    /// Not answered yet.
-    Waiting,
-    /// Answered.
-    Held(Vec<SealedSlot>),
-    /// The ticket dropped.
-    Released,
-}
-
-/// Ends a lookup: unpins, last object first, or keeps a waiting lookup from pinning.
-pub(super) fn release(pins: &Mutex<Pins>) {
-    let before = std::mem::replace(&mut *pins.lock(), Pins::Released);
-    if let Pins::Held(mut slots) = before {
-        while let Some(slot) = slots.pop() {
-            drop(slot);
-        }
-    }
 }
 
 /// An offer that waits, or is being read.
@@ -102,8 +73,21 @@ pub(super) struct Worker {
     commands: Receiver<Command>,
     /// Offers taken from the channel while another one was being read. Bounded by the count of [`Waiting`] objects.
     backlog: VecDeque<Offer>,
+    lookups: Lookups,
+    /// Answers of the disk.
+    onboarded: Receiver<DiskReadDone>,
     ages: WindowAges,
     batch_max: usize,
+}
+
+/// What ended a wait.
+enum Happened {
+    /// An answer to the offer being read; None when there will be no more.
+    Read(Option<ReadDone>),
+    /// Something that is dealt with.
+    Other,
+    /// The tier dropped.
+    Stopping,
 }
 
 /// Whether the tier is still there.
@@ -121,8 +105,11 @@ impl Worker {
         counters: Arc<Counters>,
         commands: Receiver<Command>,
     ) -> Self {
+        let (lookups, onboarded) = Lookups::new(pools.clone(), Arc::clone(&counters), wiring.disk);
         Self {
             ages: WindowAges::new(pools.windows.total(), config.window_ttl),
+            lookups,
+            onboarded,
             pools,
             transport: wiring.transport,
             clock: wiring.clock,
@@ -135,8 +122,8 @@ impl Worker {
 
     /// Serves until the tier drops.
     pub(super) fn run(mut self) {
-        while let Ok(command) = self.commands.recv() {
-            self.take(command);
+        let nothing_read = never();
+        while !matches!(self.step(&nothing_read), Happened::Stopping) {
             while let Some(offer) = self.backlog.pop_front() {
                 if self.read_offer(offer) == Life::Stopping {
                     return;
@@ -145,7 +132,7 @@ impl Worker {
         }
     }
 
-    /// A lookup is answered at once, an offer waits for its turn.
+    /// A lookup begins at once, an offer waits for its turn.
     fn take(&mut self, command: Command) {
         match command {
             Command::Locate(lookup) => self.locate(lookup),
@@ -153,33 +140,33 @@ impl Worker {
         }
     }
 
-    fn locate(&mut self, mut lookup: Lookup) {
+    fn locate(&mut self, lookup: Lookup) {
         self.expire_windows();
-        let mut pinned = Vec::new();
-        let mut found = Vec::with_capacity(lookup.keys.len());
-        {
-            let mut pins = lookup.pins.lock();
-            if matches!(*pins, Pins::Released) {
-                return;
-            }
-            let now = self.clock.now();
-            for key in &lookup.keys {
-                let slot = self.pools.of(key.kind).lookup(key.name);
-                found.push(slot.as_ref().map(SealedSlot::descriptor));
-                pinned.extend(slot);
-            }
-            for object in found.iter().flatten() {
-                if object.key.kind == ObjectKind::Window {
-                    self.ages.touch(*object, now);
-                }
-            }
-            *pins = Pins::Held(pinned);
+        let now = self.clock.now();
+        for window in self.lookups.begin(lookup, now) {
+            self.ages.touch(window, now);
         }
-        count(&self.counters.hits, found.iter().flatten().count());
-        count(&self.counters.misses, found.iter().filter(|found| found.is_none()).count());
-        if lookup.sink.emit(LocateEvent { found }) == Flow::Closed {
-            release(&lookup.pins);
+    }
+
+    /// Waits for the next thing to happen and deals with it, unless it concerns the offer being read.
+    fn step(&mut self, results: &Receiver<ReadDone>) -> Happened {
+        let (commands, onboarded) = (self.commands.clone(), self.onboarded.clone());
+        let late = match self.lookups.deadline() {
+            Some(deadline) => after(deadline.since(self.clock.now())),
+            None => never(),
+        };
+        select! {
+            recv(results) -> answer => return Happened::Read(answer.ok()),
+            recv(onboarded) -> done => if let Ok(done) = done {
+                self.lookups.settle(done);
+            },
+            recv(late) -> _ => self.lookups.answer_late(self.clock.now()),
+            recv(commands) -> command => match command {
+                Ok(command) => self.take(command),
+                Err(_) => return Happened::Stopping,
+            },
         }
+        Happened::Other
     }
 
     /// Reads an offer, some objects at a time.
@@ -215,6 +202,7 @@ impl Worker {
             let pool = self.pools.of(source.key.kind);
             let outcome = if pool.contains(source.key.name) {
                 self.counters.already_held.fetch_add(1, Ordering::Relaxed);
+                self.lookups.write_again(source.key);
                 OfferOutcome::AlreadyHeld
             } else {
                 match pool.reserve(1).map(|mut slots| slots.pop()) {
@@ -247,26 +235,18 @@ impl Worker {
                 Err(_) => Flow::Closed,
             }),
         );
-        let commands = self.commands.clone();
         while !expected.is_empty() {
-            let flow = select! {
-                recv(results) -> answer => if let Ok(answer) = answer {
+            match self.step(&results) {
+                Happened::Read(Some(answer)) => {
                     expected.pop_front();
-                    self.settle(answer, offer)
-                } else {
-                    // The transport dropped the sink: it broke, and what it had not answered is lost.
-                    return (Life::Running, self.drop_all(&expected, offer));
-                },
-                recv(commands) -> command => match command {
-                    Ok(command) => {
-                        self.take(command);
-                        Flow::Open
+                    if self.settle(answer, offer) == Flow::Closed {
+                        return (Life::Running, Flow::Closed);
                     }
-                    Err(_) => return (Life::Stopping, Flow::Closed),
-                },
-            };
-            if flow == Flow::Closed {
-                return (Life::Running, Flow::Closed);
+                }
+                // The transport dropped the sink: it broke, and what it had not answered is lost.
+                Happened::Read(None) => return (Life::Running, self.drop_all(&expected, offer)),
+                Happened::Other => {}
+                Happened::Stopping => return (Life::Stopping, Flow::Closed),
             }
         }
         drop(ticket);
@@ -285,10 +265,11 @@ impl Worker {
                 OfferOutcome::AlreadyHeld
             }
             Ok(sealed) => {
-                if source.key.kind == ObjectKind::Window {
-                    self.ages.touch(sealed.descriptor(), self.clock.now());
-                }
                 self.counters.stored(source.bytes);
+                match source.key.kind {
+                    ObjectKind::Window => self.ages.touch(sealed.descriptor(), self.clock.now()),
+                    ObjectKind::Block => self.lookups.write_behind(sealed),
+                }
                 OfferOutcome::Stored
             }
             Err(error) => {
@@ -324,8 +305,4 @@ impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker").field("pools", &self.pools).finish_non_exhaustive()
     }
-}
-
-fn count(counter: &AtomicU64, by: usize) {
-    counter.fetch_add(u64::try_from(by).unwrap_or(u64::MAX), Ordering::Relaxed);
 }

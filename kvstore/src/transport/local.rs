@@ -166,18 +166,32 @@ fn find(regions: &Regions, region: RegionId) -> Result<Pool, ReadError> {
     regions.read().get(&region).cloned().ok_or(ReadError::UnknownRegion { region })
 }
 
-fn read_one(pool: &Pool, source: &Descriptor, target: &mut OwnedSlot) -> Result<(), ReadError> {
+/// Copies one object from a pool of this process, with all checks.
+pub(super) fn read_one(
+    pool: &Pool,
+    source: &Descriptor,
+    target: &mut OwnedSlot,
+) -> Result<(), ReadError> {
     let open = pool.open(source)?;
     copy(&open, target)?;
     let found = checksum(target, source.bytes);
     if found == source.checksum {
         return Ok(());
     }
-    // The copy differs. If the source differs from its own seal too, nobody shall find it again.
-    if !open.is_intact() && pool.forget(source) {
+    forget_if_damaged(pool, &open);
+    Err(ReadError::Corrupt { expected: source.checksum, found })
+}
+
+/// A reader's copy differs. If the source differs from its own seal too, nobody shall find it again. Says whether it did.
+pub(super) fn forget_if_damaged(pool: &Pool, open: &OpenRead) -> bool {
+    if open.is_intact() {
+        return false;
+    }
+    let source = open.descriptor();
+    if pool.forget(&source) {
         tracing::warn!(name = %source.key.name, region = %source.location.region, "a cached object is damaged and was dropped");
     }
-    Err(ReadError::Corrupt { expected: source.checksum, found })
+    true
 }
 
 fn copy(open: &OpenRead, target: &mut OwnedSlot) -> Result<(), ReadError> {
@@ -193,7 +207,8 @@ fn copy(open: &OpenRead, target: &mut OwnedSlot) -> Result<(), ReadError> {
     result
 }
 
-fn checksum(target: &OwnedSlot, bytes: u32) -> u32 {
+/// The checksum of the first `bytes` bytes of a target.
+pub(super) fn checksum(target: &OwnedSlot, bytes: u32) -> u32 {
     let mut checksum = 0;
     target.memory().read(target.index(), &mut |slot| {
         let payload = payload_bytes(bytes);
@@ -210,9 +225,8 @@ mod tests {
     use shared::{Flow, RegionId};
 
     use super::{LocalTransport, LocalTransportConfig};
-    use crate::pool::Pool;
     use crate::testing::{next, pool, store};
-    use crate::transport::conformance::{Rig, answers, check, gated, requests};
+    use crate::transport::conformance::{Rig, Source, answers, check, gated, requests};
     use crate::transport::{ReadDone, ReadError, RegisterError, Transport};
 
     struct Local(LocalTransport);
@@ -224,6 +238,9 @@ mod tests {
     impl Rig for Local {
         type Transport = LocalTransport;
 
+        const READS_AHEAD: bool = false;
+        const SHARES_MEMORY: bool = false;
+
         fn start() -> Self {
             Self(start(64))
         }
@@ -232,8 +249,8 @@ mod tests {
             &self.0
         }
 
-        fn publish(&self, pool: &Pool) {
-            self.0.register(pool).unwrap();
+        fn publish(&self, source: &Source) {
+            self.0.register(&source.pool).unwrap();
         }
 
         fn withdraw(&self, region: RegionId) {

@@ -165,6 +165,7 @@ impl Job {
         Asked {
             key,
             id: self.request.id,
+            trace: self.request.trace,
             root: self.request.root,
             lineage: self.request.lineage,
             basis,

@@ -18,7 +18,7 @@ use kvstore::{
 };
 use shared::{
     BLOCK_TOKENS, BlockName, Descriptor, Lineage, LocateEvent, ObjectKey, ObjectKind, RequestId,
-    Root, StartReport, Ticket, Tier, Timestamp, TokenId, WindowSource, WorkerRank,
+    Root, StartReport, Ticket, Tier, Timestamp, TokenId, TraceContext, WindowSource, WorkerRank,
 };
 
 use crate::mailbox::OperationId;
@@ -32,6 +32,7 @@ use crate::worker::visit::Visit;
 pub(super) struct Asked {
     pub(super) key: SequenceKey,
     pub(super) id: RequestId,
+    pub(super) trace: TraceContext,
     pub(super) root: Root,
     pub(super) lineage: Lineage,
     pub(super) basis: Basis,

@@ -93,6 +93,7 @@ impl Visit {
         let (operation, sink) = core.prefill_sink(asked.key, events_max, &alive);
         let request = PrefillRequest {
             id: asked.id,
+            trace: asked.trace,
             ids: Arc::clone(&asked.ids),
             root: asked.root,
             names: Arc::clone(&asked.names),

@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use shared::{
     BlockStore, Clock, Decode, DecodeEvent, DecodeRequest, DpRank, FinishReason, Flow, Lineage,
     ManualClock, ObjectKind, RegionId, RequestId, Root, Sampling, ServeError, SlotMemory,
-    StartReport, Ticket, Tier, TokenId, WorkerEvent, WorkerId, WorkerRank, block_names,
+    StartReport, Ticket, Tier, TokenId, TraceContext, WorkerEvent, WorkerId, WorkerRank,
+    block_names,
 };
 
 use crate::prefill_double::{Doubles, PrefillDouble};
@@ -187,6 +188,7 @@ fn start_store(
         window_region: RegionId(4),
         transport: Arc::clone(transport) as Arc<dyn Transport>,
         clock: Arc::clone(clock) as Arc<dyn Clock>,
+        disk: None,
     };
     let store = HostTier::start(&config, wiring).unwrap();
     transport.register(store.blocks()).unwrap();
@@ -291,6 +293,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens: u32) -> DecodeRequest {
 pub(crate) fn with_lineage(prompt: &[TokenId], tokens: u32, lineage: Lineage) -> DecodeRequest {
     DecodeRequest {
         id: RequestId(7),
+        trace: TraceContext::NONE,
         prompt: Arc::from(prompt),
         emitted: Vec::new(),
         root: root(lineage),

@@ -16,8 +16,8 @@ use kvstore::{
 use shared::{
     BlockName, BlockStore, Clock, Descriptor, DpRank, Flow, Lineage, ManualClock, ObjectKind,
     Prefill, PrefillEvent, PrefillRequest, RegionId, RequestId, Root, ServeError, SlotIndex,
-    SlotMemory, Ticket, Tier, TokenId, WindowSource, WorkerEvent, WorkerId, WorkerRank,
-    block_names,
+    SlotMemory, Ticket, Tier, TokenId, TraceContext, WindowSource, WorkerEvent, WorkerId,
+    WorkerRank, block_names,
 };
 
 use crate::config::PrefillConfig;
@@ -111,6 +111,7 @@ impl Setup {
                 window_region: RegionId(4),
                 transport: Arc::clone(&local) as Arc<dyn Transport>,
                 clock: Arc::clone(&clock) as Arc<dyn Clock>,
+                disk: None,
             };
             let config = HostTierConfig {
                 block_bytes_max: 16 << 20,
@@ -198,6 +199,7 @@ impl World {
         self.next_id += 1;
         PrefillRequest {
             id: RequestId(self.next_id),
+            trace: TraceContext::NONE,
             ids: ids.into(),
             root: root(lineage),
             names: names(ids, lineage).into(),

@@ -1,0 +1,339 @@
+//! The disk tier: blocks in append-only segment files, behind the host tier.
+//!
+//! Blocks are queued for writing without waiting and written by one thread; reads are queued and done by a few. The index
+//! of names lies in memory and is rebuilt from the files at every start. Window objects never come here.
+//!
+//! What it is not: there is no direct I/O, no retention and no index on disk yet; the files ([`format`]) are made for
+//! them. It makes no decision about what is worth keeping: what is queued is written, oldest segments leave first.
+//!
+//! Invariants: a name is written once as long as its copy is found; a read returns the bytes that were sealed under the
+//! name or an error, whatever happened to the files; a crash costs at most what was not synced; all files together stay
+//! below `bytes_max`; one process has the folder; every queue is bounded and full means dropped and counted.
+//!
+//! Start reading at [`format`], then `disk/writer.rs`.
+
+mod config;
+mod format;
+mod index;
+mod reader;
+mod recover;
+mod segment;
+mod stats;
+mod writer;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use parking_lot::Mutex;
+use shared::{BlockName, CacheChange, Clock, Numerics};
+
+pub use config::{DiskConfig, DiskError};
+pub use stats::DiskStats;
+
+pub(crate) use reader::{DiskRead, DiskReadDone};
+
+use crate::pool::SealedSlot;
+use format::Identity;
+use index::{QueueBounds, Refused, State};
+use reader::Job;
+use stats::{Counters, WriteDrop};
+use writer::{Command, Queued, Writer};
+
+/// How long the end of the tier may take for writing what is queued. A full queue at its default is 256 MiB.
+const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// How much longer it may take until the threads are left behind: a drive that hangs.
+const HANG_MAX: Duration = Duration::from_secs(10);
+/// The file that is locked.
+const LOCK_FILE: &str = "lock";
+
+/// What a disk tier needs to know besides its settings.
+#[derive(Clone)]
+pub struct DiskWiring {
+    /// Bytes of one block: [`shared::KvLayout::block_bytes`].
+    pub block_bytes: usize,
+    /// [`shared::KvLayout::fingerprint`]. Segments of another one are not read.
+    pub layout: [u8; 32],
+    /// The engine's revision, at most 64 bytes. Segments of another one are not read.
+    pub numerics: Numerics,
+    /// The time by which blocks are synced and errors are retried, and that is written into the files.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// Blocks in segment files.
+pub struct DiskTier {
+    shared: Arc<Shared>,
+    writes: Option<Sender<Command>>,
+    reads: Option<Sender<Job>>,
+    /// Disconnected when all threads have ended.
+    ended: Receiver<()>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What callers and threads have in common.
+struct Shared {
+    config: DiskConfig,
+    identity: Identity,
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+    counters: Counters,
+    /// From this time on what is queued is dropped.
+    drain_until: AtomicU64,
+    /// Reads are not begun any more.
+    closing: AtomicBool,
+    /// Locked as long as it is open.
+    _lock: File,
+}
+
+impl DiskTier {
+    /// Locks the folder, rebuilds the index and starts the threads. Blocks: reads one table per sealed segment and the
+    /// whole last one.
+    ///
+    /// # Errors
+    /// When a setting is out of its range, another store has the folder, it cannot be read or written, or there is no
+    /// thread.
+    pub fn start(config: &DiskConfig, wiring: DiskWiring) -> Result<Self, DiskError> {
+        config.check(wiring.block_bytes)?;
+        let numerics = DiskError::Numerics { found: wiring.numerics.0.len() };
+        let identity = Identity::new(wiring.layout, &wiring.numerics).ok_or(numerics)?;
+        let lock = lock(config)?;
+        let counters = Counters::default();
+        let recovered = recover::recover(config, identity, &counters)?;
+        let shared = Arc::new(Shared {
+            config: config.clone(),
+            identity,
+            clock: wiring.clock,
+            state: Mutex::new(recovered.state),
+            counters,
+            drain_until: AtomicU64::new(u64::MAX),
+            closing: AtomicBool::new(false),
+            _lock: lock,
+        });
+        let spared = recovered.active.as_ref().map(segment::OpenSegment::number);
+        shared.shrink(config.bytes_max, spared).map_err(|source| DiskError::File {
+            what: "remove the oldest segment of",
+            path: config.folder.clone(),
+            source,
+        })?;
+        let (alive, ended) = bounded(0);
+        // One place per queued block, and some for those who wait for a flush.
+        let (writes, commands) = bounded(config.queue_objects_max + 16);
+        let (reads, jobs) = bounded(config.reads_max);
+        let writer =
+            Writer::new(Arc::clone(&shared), commands, recovered.active, recovered.number_next);
+        let mut tier = Self {
+            shared,
+            writes: Some(writes),
+            reads: Some(reads),
+            ended,
+            threads: Vec::with_capacity(config.readers + 1),
+        };
+        tier.spawn_all(alive, writer, &jobs)?;
+        let stats = tier.stats();
+        tracing::info!(
+            folder = %config.folder.display(), blocks = stats.objects_held, segments = stats.segments,
+            lost_bytes = stats.lost_bytes, "disk tier started"
+        );
+        Ok(tier)
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn config(&self) -> &DiskConfig {
+        &self.shared.config
+    }
+
+    /// Whether the block can be read from disk now; not durable for sure. The answer may be outdated at once.
+    #[must_use]
+    pub fn contains(&self, name: BlockName) -> bool {
+        self.shared.state.lock().find(name).is_some()
+    }
+
+    /// Whether all threads still run. Without them a broken invariant ended the tier, which only a new process makes good.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.threads.iter().all(|thread| !thread.is_finished())
+    }
+
+    /// What the tier holds and did since it started.
+    #[must_use]
+    pub fn stats(&self) -> DiskStats {
+        let Shared { config, counters, state, .. } = &*self.shared;
+        counters.snapshot(&state.lock(), config.bytes_max)
+    }
+
+    /// How the set of blocks on disk changed since the last call; after the start, what was found. For one consumer.
+    /// Only the net change is kept, so its memory is bounded by what fits the drive. See [`crate::Pool::drain_changes`].
+    #[must_use = "changes are reported once"]
+    pub fn drain_changes(&self) -> Vec<CacheChange> {
+        self.shared.state.lock().drain_changes()
+    }
+
+    /// The same as a fresh start: `Cleared` and everything on disk.
+    #[must_use = "changes are reported once"]
+    pub fn resync_changes(&self) -> Vec<CacheChange> {
+        self.shared.state.lock().resync_changes()
+    }
+
+    /// Writes what was queued before and makes it durable, and says whether that worked; blocks dropped by an error are
+    /// only counted. Blocks for at most twice `wait_max`: for the end of a process, tools and tests.
+    #[must_use = "false means that blocks may be lost by a crash"]
+    pub fn flush(&self, wait_max: Duration) -> bool {
+        let Some(writes) = &self.writes else {
+            unreachable!("the sender is taken by drop alone");
+        };
+        let (done, flushed) = bounded(1);
+        writes.send_timeout(Command::Flush(done), wait_max).is_ok()
+            && flushed.recv_timeout(wait_max).is_ok()
+    }
+
+    /// Removes all segments, those of other layouts included, and says how many blocks left. What is queued is not
+    /// written any more. Blocks while files are removed.
+    #[must_use = "the number of evicted blocks is the only report of what happened"]
+    pub fn evict_all(&self) -> usize {
+        let numbers: Vec<u64> = {
+            let mut state = self.shared.state.lock();
+            state.epoch += 1;
+            state.segments().keys().copied().collect()
+        };
+        let mut evicted = 0;
+        for number in numbers {
+            match self.shared.remove_file(number) {
+                Ok(()) => evicted += self.shared.state.lock().remove_segment(number),
+                Err(error) => {
+                    self.shared.counters.write_error();
+                    tracing::error!(number, %error, "cannot remove a segment; check the rights of the folder");
+                }
+            }
+        }
+        evicted
+    }
+
+    /// Queues a block to be written, unless it is on disk or queued, or at least `waiting_max` are waiting. Never waits;
+    /// what is not taken is counted.
+    pub(crate) fn store(&self, block: SealedSlot, waiting_max: usize) {
+        let source = block.descriptor();
+        let config = &self.shared.config;
+        let bounds = QueueBounds {
+            objects: config.queue_objects_max.min(waiting_max),
+            bytes: config.queue_bytes_max,
+        };
+        let now = self.shared.clock.now();
+        let (name, bytes) = (source.key.name, source.bytes);
+        let epoch = {
+            let mut state = self.shared.state.lock();
+            state.admit(name, bytes, bounds, now).map(|()| state.epoch)
+        };
+        let epoch = match epoch {
+            Ok(epoch) => epoch,
+            Err(Refused::Known) => return,
+            Err(Refused::Full) => return self.shared.counters.dropped(WriteDrop::Queue),
+            Err(Refused::Suspended) => return self.shared.counters.dropped(WriteDrop::Error),
+        };
+        let Some(writes) = &self.writes else {
+            unreachable!("the sender is taken by drop alone");
+        };
+        if writes.try_send(Command::Write(Queued { block, epoch })).is_err() {
+            // Callers of flush took the places, or the thread died.
+            self.shared.state.lock().leave_queue(name, bytes);
+            self.shared.counters.dropped(WriteDrop::Queue);
+        }
+    }
+
+    /// Queues a read, answered on `done` by one message, in any order. Never waits; gives the slot back when there is no
+    /// room. `done` must have room for all answers that are out.
+    pub(crate) fn read(&self, read: DiskRead, done: &Sender<DiskReadDone>) -> Result<(), DiskRead> {
+        let Some(reads) = &self.reads else {
+            unreachable!("the sender is taken by drop alone");
+        };
+        let job = Job { read, done: done.clone() };
+        reads.try_send(job).map_err(|refused| refused.into_inner().read)
+    }
+
+    /// Takes `alive` by value: it must be gone when a thread was refused and the tier drops.
+    fn spawn_all(
+        &mut self,
+        alive: Sender<()>,
+        writer: Writer,
+        jobs: &Receiver<Job>,
+    ) -> Result<(), DiskError> {
+        self.spawn("kv-disk-write".to_owned(), &alive, move || writer.run())?;
+        for reader in 0..self.config().readers {
+            let (shared, jobs) = (Arc::clone(&self.shared), jobs.clone());
+            self.spawn(format!("kv-disk-read-{reader}"), &alive, move || {
+                reader::serve(&shared, &jobs);
+            })?;
+        }
+        drop(alive);
+        Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        alive: &Sender<()>,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), DiskError> {
+        let alive = alive.clone();
+        let run = move || {
+            let _alive = alive;
+            work();
+        };
+        let thread = thread::Builder::new().name(name).spawn(run).map_err(DiskError::Thread)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for DiskTier {
+    /// Writes what is queued, for some seconds at most, and makes it durable.
+    fn drop(&mut self) {
+        let until = self.shared.clock.now().after(DRAIN_MAX);
+        self.shared.drain_until.store(until.0, Ordering::Release);
+        self.shared.closing.store(true, Ordering::Release);
+        self.writes = None;
+        self.reads = None;
+        if self.ended.recv_timeout(DRAIN_MAX + HANG_MAX) == Err(RecvTimeoutError::Timeout) {
+            let folder = self.shared.config.folder.display();
+            tracing::error!(%folder, "the disk does not answer; what was not synced may be lost");
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the disk tier died, see the message above");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for DiskTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskTier").field("config", self.config()).finish_non_exhaustive()
+    }
+}
+
+fn lock(config: &DiskConfig) -> Result<File, DiskError> {
+    let failed = |what, path| move |source: io::Error| DiskError::File { what, path, source };
+    let folder = &config.folder;
+    fs::create_dir_all(folder).map_err(failed("make the folder", folder.clone()))?;
+    let path = folder.join(LOCK_FILE);
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(failed("open", path.clone()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(DiskError::Locked { folder: folder.clone() }),
+        Err(TryLockError::Error(source)) => Err(failed("lock", path)(source)),
+    }
+}

@@ -1,0 +1,253 @@
+//! Segment files: made, appended to, sealed, and read back after a restart.
+//!
+//! Order of a crash-only file: the header is durable before the first record is written, a record before it is counted
+//! as synced, and the seal after everything it speaks of. What a crash leaves behind the last whole record is cut off.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use shared::BlockName;
+
+use super::format::{
+    PAGE, PAGE_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SEAL_BYTES,
+    SEGMENT_HEADER_BYTES, Seal, SegmentHeader, page_of, record_bytes, seal_bytes, wide,
+};
+use crate::pool::payload_bytes;
+
+const EXTENSION: &str = "segment";
+
+/// The file of a segment.
+pub(super) fn path(folder: &Path, number: u64) -> PathBuf {
+    folder.join(format!("{number:016x}.{EXTENSION}"))
+}
+
+/// The number in a file's name, if it is one of ours.
+pub(super) fn number_of(name: &OsStr) -> Option<u64> {
+    let (digits, extension) = name.to_str()?.split_once('.')?;
+    let digits = (digits.len() == 16 && extension == EXTENSION).then_some(digits)?;
+    u64::from_str_radix(digits, 16).ok()
+}
+
+/// Makes the names in a folder durable: files made and removed.
+pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// The segment that is being written.
+#[derive(Debug)]
+pub(super) struct OpenSegment {
+    file: File,
+    number: u64,
+    /// Where the next record begins.
+    end: u64,
+    /// The records so far, for the table.
+    records: Vec<RecordHeader>,
+}
+
+impl OpenSegment {
+    /// Makes a new file. It and its header are durable on return.
+    pub(super) fn create(folder: &Path, header: &SegmentHeader) -> io::Result<Self> {
+        let path = path(folder, header.number);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+        let mut page = [0; PAGE_BYTES];
+        page[..SEGMENT_HEADER_BYTES].copy_from_slice(&header.encode());
+        let written = file
+            .write_all_at(&page, 0)
+            .and_then(|()| file.sync_data())
+            .and_then(|()| sync_folder(folder));
+        if let Err(error) = written {
+            // Without records the file is worth nothing; if it stays, the next start removes or skips it.
+            let _ignored: io::Result<()> = fs::remove_file(&path);
+            return Err(error);
+        }
+        Ok(Self { file, number: header.number, end: PAGE, records: Vec::new() })
+    }
+
+    /// Goes on behind the last whole record of a file that a restart found.
+    pub(super) fn resume(file: File, number: u64, walk: Walk) -> Self {
+        Self { file, number, end: walk.end, records: walk.records }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Bytes so far.
+    pub(super) fn bytes(&self) -> u64 {
+        self.end
+    }
+
+    /// Where the next record begins, in pages.
+    pub(super) fn next_page(&self) -> u32 {
+        page_of(self.end)
+    }
+
+    /// Whether one more record and then the seal fit.
+    pub(super) fn has_room(&self, payload: u32, segment_bytes: u64) -> bool {
+        self.end + record_bytes(payload) + seal_bytes(self.records.len() + 1) <= segment_bytes
+    }
+
+    /// Writes a record. `record` is its header, its payload and its padding. Not durable until [`OpenSegment::sync`].
+    pub(super) fn append(&mut self, header: RecordHeader, record: &[u8]) -> io::Result<()> {
+        assert_eq!((header.segment, header.offset()), (self.number, self.end), "records are dense");
+        assert_eq!(wide(record.len()), record_bytes(header.bytes), "a record is whole pages");
+        self.write(record)?;
+        self.records.push(header);
+        self.end = header.end();
+        Ok(())
+    }
+
+    /// Makes all records durable.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Writes the table and the seal and makes the file durable; it is complete then. Can be tried again.
+    pub(super) fn seal(&mut self) -> io::Result<()> {
+        let payload: Vec<u8> = self.records.iter().flat_map(RecordHeader::encode).collect();
+        let times = || self.records.iter().map(|record| record.written_unix_seconds);
+        let table = RecordHeader {
+            kind: RecordKind::Table,
+            exact: false,
+            segment: self.number,
+            page: self.next_page(),
+            bytes: u32::try_from(payload.len()).expect("16 GiB hold fewer records"),
+            checksum: crc32c::crc32c(&payload),
+            written_unix_seconds: times().max().unwrap_or(0),
+            name: BlockName([0; 16]),
+        };
+        let seal = Seal {
+            records: u32::try_from(self.records.len()).expect("16 GiB hold fewer records"),
+            segment: self.number,
+            table_page: table.page,
+            oldest_unix_seconds: times().min().unwrap_or(0),
+            newest_unix_seconds: times().max().unwrap_or(0),
+        };
+        let mut bytes = Vec::new();
+        frame(&table, &mut bytes, |bytes| bytes.extend_from_slice(&payload));
+        bytes.extend_from_slice(&seal.encode());
+        bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES), 0);
+        assert_eq!(wide(bytes.len()), seal_bytes(self.records.len()), "as was reserved");
+        self.write(&bytes)?;
+        self.file.sync_data()?;
+        self.end += wide(bytes.len());
+        Ok(())
+    }
+
+    /// Writes at the end; after a failure the file is as before, as far as the system lets us.
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let written = self.file.write_all_at(bytes, self.end);
+        if written.is_err() {
+            // What stays is no whole record: the next append overwrites it, or the next start cuts it off.
+            let _ignored: io::Result<()> = self.file.set_len(self.end);
+        }
+        written
+    }
+}
+
+/// Lays a record out: header, the payload that `fill` appends, zeros to the end of the page.
+pub(super) fn frame(header: &RecordHeader, record: &mut Vec<u8>, fill: impl FnOnce(&mut Vec<u8>)) {
+    record.clear();
+    record.extend_from_slice(&header.encode());
+    fill(record);
+    record.resize(record.len().next_multiple_of(PAGE_BYTES), 0);
+}
+
+/// Reads the header of a segment file; `Ok(None)` when the file ends before its first page does.
+pub(super) fn read_header(file: &File) -> io::Result<Option<[u8; SEGMENT_HEADER_BYTES]>> {
+    if file.metadata()?.len() < PAGE {
+        return Ok(None);
+    }
+    let mut bytes = [0; SEGMENT_HEADER_BYTES];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(Some(bytes))
+}
+
+/// The records of a sealed segment, from its table. None when there is no seal, or seal and table do not agree with each
+/// other: the segment is to be walked then.
+pub(super) fn read_table(file: &File, number: u64) -> io::Result<Option<Vec<RecordHeader>>> {
+    let bytes = file.metadata()?.len();
+    if !bytes.is_multiple_of(PAGE) || bytes < 3 * PAGE {
+        return Ok(None);
+    }
+    let mut seal = [0; SEAL_BYTES];
+    file.read_exact_at(&mut seal, bytes - PAGE)?;
+    let Some(seal) = Seal::decode(&seal).filter(|seal| seal.segment == number) else {
+        return Ok(None);
+    };
+    let table = read_record(file, number, u64::from(seal.table_page) * PAGE, bytes)?;
+    let Some(table) = table.filter(|table| table.kind == RecordKind::Table) else {
+        return Ok(None);
+    };
+    let listed = u64::from(seal.records) * wide(RECORD_HEADER_BYTES) == u64::from(table.bytes);
+    if !listed || table.end() + PAGE != bytes {
+        return Ok(None);
+    }
+    let mut payload = vec![0; payload_bytes(table.bytes)];
+    file.read_exact_at(&mut payload, table.payload_offset())?;
+    if crc32c::crc32c(&payload) != table.checksum {
+        return Ok(None);
+    }
+    let (headers, _) = payload.as_chunks::<RECORD_HEADER_BYTES>();
+    let records = headers.iter().map(|header| {
+        let record = RecordHeader::decode(header)?;
+        let inside = record.segment == number && record.end() <= table.offset();
+        (record.kind == RecordKind::Block && inside).then_some(record)
+    });
+    Ok(records.collect())
+}
+
+/// What a walk over a segment found.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Walk {
+    /// The whole records, in order.
+    pub(super) records: Vec<RecordHeader>,
+    /// First byte behind the last of them.
+    pub(super) end: u64,
+    /// Bytes before `end` that belong to no whole record.
+    pub(super) lost_bytes: u64,
+}
+
+/// Finds the records of a segment without a seal, payloads included: after a crash a header can be there without its
+/// payload. Behind a damaged header the search goes on at the next page.
+pub(super) fn walk(file: &File, number: u64) -> io::Result<Walk> {
+    let bytes = file.metadata()?.len();
+    let mut records: Vec<RecordHeader> = Vec::new();
+    let mut payload = Vec::new();
+    let mut offset = PAGE;
+    while offset + PAGE <= bytes {
+        let Some(record) = read_record(file, number, offset, bytes)? else {
+            offset += PAGE;
+            continue;
+        };
+        if record.kind == RecordKind::Table {
+            break;
+        }
+        payload.resize(payload_bytes(record.bytes), 0);
+        file.read_exact_at(&mut payload, record.payload_offset())?;
+        if crc32c::crc32c(&payload) == record.checksum {
+            records.push(record);
+        }
+        offset = record.end();
+    }
+    let end = records.last().map_or(PAGE, RecordHeader::end);
+    let held: u64 = records.iter().map(|record| record_bytes(record.bytes)).sum();
+    Ok(Walk { records, end, lost_bytes: end - PAGE - held })
+}
+
+/// The header of the record at an offset, if one of this segment begins there and ends within the file.
+pub(super) fn read_record(
+    file: &File,
+    number: u64,
+    offset: u64,
+    file_bytes: u64,
+) -> io::Result<Option<RecordHeader>> {
+    let mut bytes = [0; RECORD_HEADER_BYTES];
+    file.read_exact_at(&mut bytes, offset)?;
+    Ok(RecordHeader::decode(&bytes).filter(|record| {
+        record.segment == number && record.offset() == offset && record.end() <= file_bytes
+    }))
+}

@@ -1,0 +1,392 @@
+//! The host tier with a disk below it.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, TryRecvError};
+use shared::{
+    BlockStore, CacheChange, Descriptor, LocateEvent, ManualClock, ObjectKey, OfferEvent,
+    OfferOutcome, SlotIndex, SlotMemory, Ticket, Tier,
+};
+
+use super::{Rig, config, key, sending, window_key};
+use crate::disk::tests::{Folder, config as disk_config, wiring};
+use crate::disk::{DiskConfig, DiskStats, DiskTier};
+use crate::pool::Pool;
+use crate::testing::{Generator, bytes_of, name, next, payload, pool, store};
+use crate::transport::{ReadDone, ReadRequest, Transport};
+
+const FLUSH: Duration = Duration::from_secs(20);
+const SLOTS: u32 = 4;
+
+/// A host tier with four slots of each kind over a disk.
+fn over(disk: &DiskConfig) -> (Rig, Arc<DiskTier>) {
+    let disk = DiskTier::start(disk, wiring(&Arc::new(ManualClock::new()))).unwrap();
+    let disk = Arc::new(disk);
+    (Rig::over(Some(Arc::clone(&disk)), config(), |transport| transport), disk)
+}
+
+/// Offers blocks one by one and waits until each is on disk.
+fn offer(rig: &Rig, disk: &DiskTier, numbers: impl IntoIterator<Item = u64>) {
+    for number in numbers {
+        let held = rig.block(number);
+        assert_eq!(rig.offer(&[held.descriptor()]), [OfferOutcome::Stored]);
+        assert!(disk.flush(FLUSH));
+        assert!(disk.contains(name(number)));
+    }
+}
+
+fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<ObjectKey> {
+    numbers.into_iter().map(key).collect()
+}
+
+/// The numbers of the keys that were found, after checking their bytes.
+fn fetch(rig: &Rig, found: &[Option<Descriptor>]) -> Vec<Option<u64>> {
+    let target = pool(3, 1);
+    let mut numbers = Vec::new();
+    for source in found {
+        let Some(source) = *source else {
+            numbers.push(None);
+            continue;
+        };
+        let slot = target.reserve(1).unwrap().pop().unwrap();
+        let (sink, events) = sending();
+        let _read = rig.transport.read(vec![ReadRequest { source, target: slot }], sink);
+        let done: ReadDone = next(&events);
+        assert_eq!(done.result, Ok(()));
+        let sealed = target.seal_read(done.target, &source).unwrap();
+        let number = (0..100).find(|number| name(*number) == source.key.name).unwrap();
+        assert_eq!(bytes_of(&sealed), payload(number), "block {number}");
+        numbers.push(Some(number));
+        drop(sealed);
+        let _evicted = target.evict_all();
+    }
+    numbers
+}
+
+fn ask(rig: &Rig, keys: &[ObjectKey]) -> (Ticket, Receiver<LocateEvent>) {
+    let (sink, events) = sending();
+    (rig.tier.locate(keys.to_vec(), sink), events)
+}
+
+/// Runs `body` while no block slot of the tier can be written, so that reads from disk stop.
+fn frozen(blocks: &Pool, body: impl FnOnce()) {
+    fn freeze(memory: &dyn SlotMemory, slot: u32, body: &mut dyn FnMut()) {
+        if slot == SLOTS {
+            return body();
+        }
+        memory.read(SlotIndex(slot), &mut |_| freeze(memory, slot + 1, body));
+    }
+    let mut body = Some(body);
+    freeze(&**blocks.memory(), 0, &mut || body.take().expect("called once")());
+}
+
+/// The thread has dealt with everything sent before.
+fn settled(rig: &Rig) {
+    assert!(!rig.holds(window_key(99)));
+}
+
+fn disk_stats(rig: &Rig) -> DiskStats {
+    rig.tier.stats().disk.unwrap()
+}
+
+#[test]
+fn blocks_that_left_memory_come_back_from_disk_bit_for_bit() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, 0..4);
+    let window = store(&rig.windows, 1);
+    assert_eq!(rig.offer(&[window.descriptor()]), [OfferOutcome::Stored]);
+    drop(window);
+    assert_eq!(rig.tier.evict_all(), 5);
+    let (ticket, found) = rig.locate(&[key(0), key(1), key(9), key(2), window_key(1), key(3)]);
+    assert_eq!(fetch(&rig, &found), [Some(0), Some(1), None, Some(2), None, Some(3)]);
+    assert_eq!(rig.tier.audit()[0].pinned, 4);
+    drop(ticket);
+    rig.assert_at_rest();
+    let stats = rig.tier.stats();
+    assert_eq!((stats.onboarded, stats.hits, stats.misses), (4, 4, 2));
+    assert_eq!(
+        (disk_stats(&rig).written, disk_stats(&rig).read),
+        (4, 4),
+        "no window, nothing twice"
+    );
+    drop((rig, disk));
+    let (rig, _disk) = over(&disk_config(&folder));
+    let (ticket, found) = rig.locate(&keys(0..4));
+    assert_eq!(fetch(&rig, &found), [0, 1, 2, 3].map(Some), "after a restart");
+    drop(ticket);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_full_memory_makes_misses_and_evicts_nothing_pinned() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, 0..10);
+    let (ticket, found) = rig.locate(&keys(0..10));
+    let expected = [None, None, None, None, None, None, Some(6), Some(7), Some(8), Some(9)];
+    assert_eq!(fetch(&rig, &found), expected);
+    assert_eq!(rig.tier.stats().onboard_refused, 6);
+    let (other, found) = rig.locate(&keys([0]));
+    assert_eq!(found, [None], "every slot is pinned");
+    drop((ticket, other));
+    let (ticket, found) = rig.locate(&keys(0..6));
+    assert_eq!(fetch(&rig, &found), [Some(0), Some(1), Some(2), Some(3), None, None]);
+    drop(ticket);
+    rig.assert_at_rest();
+    let left: Vec<bool> = (0..4).map(|number| rig.tier.blocks().contains(name(number))).collect();
+    assert_eq!(left, [true; 4]);
+    let held = rig.block(50);
+    assert_eq!(rig.offer(&[held.descriptor()]), [OfferOutcome::Stored]);
+    assert!(!rig.tier.blocks().contains(name(3)), "a chain from disk is evicted from its end");
+}
+
+#[test]
+fn a_block_is_read_once_for_all_who_wait_and_others_go_on() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, 0..2);
+    assert_eq!(rig.tier.evict_all(), 2);
+    let (mut tickets, mut waiting) = (Vec::new(), Vec::new());
+    frozen(rig.tier.blocks(), || {
+        for wanted in [vec![0, 1], vec![1], vec![1, 0, 1, 7]] {
+            let (ticket, events) = ask(&rig, &keys(wanted));
+            tickets.push(ticket);
+            waiting.push(events);
+        }
+        let window = store(&rig.windows, 1);
+        assert_eq!(rig.offer(&[window.descriptor()]), [OfferOutcome::Stored]);
+        assert!(rig.holds(window_key(1)));
+        assert!(waiting.iter().all(|events| events.try_recv() == Err(TryRecvError::Empty)));
+        assert_eq!(rig.tier.audit()[0].owned, 2);
+    });
+    let found: Vec<_> = waiting.iter().map(|events| fetch(&rig, &next(events).found)).collect();
+    assert_eq!(
+        found,
+        [vec![Some(0), Some(1)], vec![Some(1)], vec![Some(1), Some(0), Some(1), None]]
+    );
+    assert_eq!((rig.tier.stats().onboarded, disk_stats(&rig).read), (2, 2));
+    drop(tickets);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_late_lookup_is_answered_with_what_is_there_and_the_rest_comes_later() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&DiskConfig { onboard_ms_max: 5, ..disk_config(&folder) });
+    offer(&rig, &disk, 0..2);
+    assert_eq!(rig.tier.evict_all(), 2);
+    let held = rig.block(2);
+    assert_eq!(rig.offer(&[held.descriptor()]), [OfferOutcome::Stored]);
+    assert!(disk.flush(FLUSH));
+    let mut late = None;
+    frozen(rig.tier.blocks(), || {
+        let (ticket, events) = ask(&rig, &keys(0..3));
+        settled(&rig);
+        assert_eq!(events.try_recv(), Err(TryRecvError::Empty));
+        rig.clock.advance(Duration::from_millis(5));
+        let found = next(&events).found;
+        assert_eq!(found.iter().map(Option::is_some).collect::<Vec<_>>(), [false, false, true]);
+        late = Some((ticket, events));
+    });
+    while !(0..2).all(|number| rig.tier.blocks().contains(name(number))) {
+        thread::yield_now();
+    }
+    let (_ticket, events) = late.unwrap();
+    assert!(events.recv().is_err(), "one answer only");
+    settled(&rig);
+    let stats = rig.tier.stats();
+    // Two keys of the late lookup, and two that were asked for by `settled`.
+    assert_eq!((stats.lookups_late, stats.onboarded, stats.misses), (1, 2, 2 + 2));
+    let (_second, found) = rig.locate(&keys(0..3));
+    assert_eq!(fetch(&rig, &found), [0, 1, 2].map(Some));
+    assert_eq!(disk_stats(&rig).read, 2, "they were in memory");
+}
+
+#[test]
+fn a_ticket_dropped_while_blocks_come_releases_everything() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, 0..2);
+    assert_eq!(rig.tier.evict_all(), 2);
+    let held = rig.block(2);
+    assert_eq!(rig.offer(&[held.descriptor()]), [OfferOutcome::Stored]);
+    assert!(disk.flush(FLUSH));
+    let mut dropped = None;
+    frozen(rig.tier.blocks(), || {
+        let (ticket, events) = ask(&rig, &keys(0..3));
+        settled(&rig);
+        assert_eq!(rig.tier.audit()[0].pinned, 1);
+        drop(ticket);
+        assert_eq!(rig.tier.audit()[0].pinned, 0);
+        dropped = Some(events);
+    });
+    assert!(dropped.unwrap().recv().is_err(), "nobody was told");
+    settled(&rig);
+    drop(held);
+    rig.assert_at_rest();
+    assert!((0..3).all(|number| rig.tier.blocks().contains(name(number))));
+}
+
+#[test]
+fn the_tier_ends_while_blocks_come() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, 0..2);
+    assert_eq!(rig.tier.evict_all(), 2);
+    let blocks = rig.tier.blocks().clone();
+    frozen(&blocks, || {
+        let (ticket, events) = ask(&rig, &keys(0..2));
+        settled(&rig);
+        drop(rig);
+        assert!(events.recv().is_err(), "the lookup was dropped");
+        drop(ticket);
+    });
+    drop(disk);
+    assert_eq!(blocks.audit().free, 4);
+}
+
+#[test]
+fn lookups_and_reads_under_way_are_bounded() {
+    let folder = Folder::new();
+    let limits = DiskConfig { onboard_lookups_max: 1, reads_max: 1, ..disk_config(&folder) };
+    let (rig, disk) = over(&limits);
+    offer(&rig, &disk, 0..3);
+    assert_eq!(rig.tier.evict_all(), 3);
+    let mut first = None;
+    frozen(rig.tier.blocks(), || {
+        let one = ask(&rig, &keys(0..2));
+        let (_two, found) = rig.locate(&keys([2, 0]));
+        assert_eq!(found, [None, None], "one lookup waits already");
+        first = Some(one);
+    });
+    let (ticket, events) = first.unwrap();
+    assert_eq!(fetch(&rig, &next(&events).found), [Some(0), None], "one read at a time");
+    assert_eq!(rig.tier.stats().onboard_refused, 3);
+    drop(ticket);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_block_damaged_on_disk_is_a_miss_and_comes_again_by_an_offer() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, 0..2);
+    assert_eq!(rig.tier.evict_all(), 2);
+    let path = folder.path().join("0000000000000001.segment");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[2 * 4_096 + 130] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let (ticket, found) = rig.locate(&keys(0..2));
+    assert_eq!(fetch(&rig, &found), [Some(0), None]);
+    assert_eq!((disk_stats(&rig).corrupt, disk_stats(&rig).objects_held), (1, 1));
+    drop(ticket);
+    rig.assert_at_rest();
+    offer(&rig, &disk, [1]);
+    assert_eq!(rig.tier.evict_all(), 2);
+    let (_ticket, found) = rig.locate(&keys(0..2));
+    assert_eq!(fetch(&rig, &found), [Some(0), Some(1)]);
+}
+
+#[test]
+fn offers_fill_what_one_of_the_tiers_lacks() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, [1]);
+    let held = rig.block(1);
+    assert_eq!(rig.tier.evict_all(), 1);
+    assert_eq!(rig.offer(&[held.descriptor()]), [OfferOutcome::Stored], "memory lacks it");
+    assert!(disk.flush(FLUSH));
+    assert_eq!(disk_stats(&rig).written, 1, "the disk does not");
+    assert_eq!(rig.tier.evict_disk(), 1);
+    assert_eq!(rig.offer(&[held.descriptor()]), [OfferOutcome::AlreadyHeld]);
+    assert!(disk.flush(FLUSH));
+    assert_eq!(disk_stats(&rig).written, 2, "it was written again");
+    assert_eq!(rig.offer(&[held.descriptor()]), [OfferOutcome::AlreadyHeld]);
+    assert!(disk.flush(FLUSH));
+    assert_eq!(disk_stats(&rig).written, 2);
+    drop(held);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn changes_speak_for_both_tiers_and_clear_once() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, 1..3);
+    let names = || vec![name(1), name(2)];
+    let stored = [Tier::Host, Tier::Disk].map(|tier| CacheChange::Stored { tier, names: names() });
+    let removed =
+        [Tier::Host, Tier::Disk].map(|tier| CacheChange::Removed { tier, names: names() });
+    assert_eq!(rig.tier.drain_changes(), stored);
+    let [host, below] = stored;
+    let resynced = rig.tier.resync_changes();
+    assert_eq!(resynced, [CacheChange::Cleared, host.clone(), below.clone()]);
+    assert_eq!(rig.tier.evict_all(), 2);
+    assert_eq!(rig.tier.drain_changes(), [removed[0].clone()]);
+    assert_eq!(rig.tier.resync_changes(), [CacheChange::Cleared, below]);
+    drop(rig.locate(&keys(1..3)));
+    assert_eq!(rig.tier.drain_changes(), [host]);
+    assert_eq!(rig.tier.evict_disk(), 2);
+    assert_eq!(rig.tier.drain_changes(), [removed[1].clone()]);
+    assert_eq!(Rig::new().tier.evict_disk(), 0);
+}
+
+#[test]
+fn the_end_of_the_tier_flushes_the_disk() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&DiskConfig { sync_ms: 60_000, ..disk_config(&folder) });
+    let held = [rig.block(1), rig.block(2)];
+    let offered = held.each_ref().map(|slot| slot.descriptor());
+    assert_eq!(rig.offer(&offered), [OfferOutcome::Stored; 2]);
+    drop(rig);
+    let stats = disk.stats();
+    assert_eq!((stats.written, stats.syncs, stats.queue_objects), (2, 1, 0));
+}
+
+#[test]
+fn offers_and_lookups_at_once_never_show_wrong_bytes() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&DiskConfig { bytes_max: 2 << 16, ..disk_config(&folder) });
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut generator = Generator(3);
+            for round in 0..400 {
+                let held = rig.block(u64::try_from(generator.below(40)).unwrap());
+                let (sink, events) = sending::<OfferEvent>();
+                let _ticket = rig.tier.offer(vec![held.descriptor()], sink);
+                let _outcome = next(&events);
+                if round % 20 == 0 {
+                    assert!(disk.flush(FLUSH));
+                }
+            }
+            over.store(true, Ordering::SeqCst);
+        });
+        for seed in 0..2 {
+            let (rig, over) = (&rig, &over);
+            scope.spawn(move || {
+                let mut generator = Generator(seed);
+                while !over.load(Ordering::SeqCst) {
+                    let from = u64::try_from(generator.below(38)).unwrap();
+                    let (ticket, found) = rig.locate(&keys(from..from + 2));
+                    for (number, found) in (from..).zip(fetch(rig, &found)) {
+                        assert!(found.is_none_or(|found| found == number));
+                    }
+                    drop(ticket);
+                }
+            });
+        }
+    });
+    assert!(disk.flush(FLUSH));
+    settled(&rig);
+    rig.assert_at_rest();
+    assert_eq!(disk_stats(&rig).corrupt + rig.tier.stats().dropped_corrupt, 0);
+    assert!(0 < rig.tier.stats().onboarded);
+    let held = rig.tier.blocks().held();
+    assert_eq!(rig.tier.evict_all(), held);
+}
