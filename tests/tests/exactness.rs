@@ -18,7 +18,7 @@ use kvasir::wiring::Cluster;
 use shared::{
     BLOCK_TOKENS, BlockName, Clock, DecodeEvent, DecodeRequest, Flow, Lineage, PlaceEvent,
     PlaceRequest, RequestId, Root, RootInputs, Sampling, SlotIndex, StartReport, TenantId, TokenId,
-    WindowSource, block_names,
+    TraceContext, WindowSource, block_names,
 };
 
 use crate::process::seedling;
@@ -105,6 +105,7 @@ impl Bench {
         let _ticket = worker.submit(
             DecodeRequest {
                 id: RequestId(id),
+                trace: TraceContext::NONE,
                 prompt: ask.prompt.clone().into(),
                 emitted: Vec::new(),
                 root,

@@ -10,6 +10,8 @@ use crate::source::{code_only, has_word, without_tests};
 
 /// Style guide, rule 5.
 const FILE_LINES_MAX: usize = 600;
+/// Written by a generator, and held fresh by a test of their crate.
+const GENERATED: [&str; 1] = ["services/kvasir/src/wire/generated.rs"];
 /// Issue 2: a clone stays small. Bytes of all files together, git's own and build outputs left out.
 const TREE_BYTES_MAX: u64 = 36_000_000;
 /// Where unsafe code may stand (style guide, rule 33): the fences.
@@ -26,7 +28,8 @@ const TEXT: [&str; 7] = ["rs", "toml", "sh", "py", "md", "cu", "cuh"];
 type Files = Vec<(String, String)>;
 
 fn line_faults(files: &Files) -> Vec<String> {
-    let long = files.iter().filter(|(_, text)| FILE_LINES_MAX < text.lines().count());
+    let written = files.iter().filter(|(path, _)| !GENERATED.contains(&path.as_str()));
+    let long = written.filter(|(_, text)| FILE_LINES_MAX < text.lines().count());
     long.map(|(path, text)| format!("{path}: {} lines", text.lines().count())).collect()
 }
 

@@ -1,13 +1,16 @@
 //! What operators see and do: figures of pools, router and workers for `/metrics`, and `/debug`.
 //!
-//! Nothing here waits for a worker: gauges are read from what the workers last published.
+//! One form for every process: it says which pools and figures it has, and what keeps it busy. Nothing here waits for a
+//! worker: gauges are read from what the workers last published.
 
 mod figures;
 
+use std::fmt;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Query, State};
+use axum::http::header::CONTENT_TYPE;
 use axum::response::Json;
 use axum::routing::{get, post};
 use gateway::{Gateway, MetricsProvider};
@@ -15,13 +18,69 @@ use kvstore::PoolAudit;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::wiring::Cluster;
+use crate::wiring::{Cluster, NamedPool};
+
+pub(crate) use figures::{decode, prefill, reads, router as routing, store};
+
+/// Text of the Prometheus format.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What a process shows and lets operators do.
+#[derive(Default)]
+pub(crate) struct Observed {
+    /// Its pools, each under the name of its holder and kind.
+    pub(crate) pools: Vec<NamedPool>,
+    /// Writes figures besides the pools'.
+    pub(crate) figures: Vec<MetricsProvider>,
+    /// How much is in work, each in its own unit; all 0 at rest.
+    pub(crate) busy: Vec<Count>,
+    /// Share of the checkpoint that the prefill worker of this process maps.
+    pub(crate) prefill_loaded_share: Option<f64>,
+    /// Drops what is on its drive, and says how many blocks that were.
+    pub(crate) evict_disk: Option<Count>,
+    /// The members it is linked to.
+    pub(crate) members: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
+}
+
+/// Counts something now.
+pub(crate) type Count = Arc<dyn Fn() -> usize + Send + Sync>;
+
+impl fmt::Debug for Observed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observed").field("pools", &self.pools).finish_non_exhaustive()
+    }
+}
+
+impl Observed {
+    /// What all roles of one process show together.
+    pub(crate) fn of_cluster(cluster: &Arc<Cluster>) -> Self {
+        let figures = Arc::clone(cluster);
+        let busy = Arc::clone(cluster);
+        Self {
+            pools: cluster.pools().to_vec(),
+            figures: vec![Arc::new(move |text| figures::write(&figures, text))],
+            busy: vec![Arc::new(move || {
+                usize::from(!busy.decode().idle()) + usize::from(!busy.prefill().idle())
+            })],
+            prefill_loaded_share: Some(cluster.prefill_loaded_share().with_tables),
+            evict_disk: None,
+            members: None,
+        }
+    }
+
+    fn write_figures(&self, text: &mut String) {
+        figures::pools(&self.pools, text);
+        for figures in &self.figures {
+            figures(text);
+        }
+    }
+}
 
 /// What the handlers look at.
 #[derive(Clone)]
 struct Operated {
-    cluster: Arc<Cluster>,
-    gateway: Gateway,
+    observed: Arc<Observed>,
+    gateway: Option<Gateway>,
 }
 
 /// Which copies to drop.
@@ -32,7 +91,9 @@ enum EvictTier {
     Device,
     /// What the store holds in host memory.
     Host,
-    /// Both.
+    /// What the store holds on its drive.
+    Disk,
+    /// All of it.
     All,
 }
 
@@ -42,48 +103,57 @@ struct EvictQuery {
     tier: EvictTier,
 }
 
-/// The admin routes of a cluster: health, `/metrics`, `GET /debug/audit`, `POST /debug/cache/evict?tier=device|host|all`.
-pub(crate) fn router(cluster: &Arc<Cluster>, gateway: &Gateway) -> Router {
-    let figures = Arc::clone(cluster);
-    let provider: MetricsProvider = Arc::new(move |text| figures::write(&figures, text));
-    let operated = Operated { cluster: Arc::clone(cluster), gateway: gateway.clone() };
+/// The admin routes of a process: health, `/metrics`, `GET /debug/audit`, `GET /debug/members`,
+/// `POST /debug/cache/evict?tier=device|host|disk|all`.
+pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
+    let observed = Arc::new(observed);
+    let figures = Arc::clone(&observed);
+    let provider: MetricsProvider = Arc::new(move |text| figures.write_figures(text));
+    let operated = Operated { observed, gateway: gateway.cloned() };
     let debug = Router::new()
         .route("/debug/audit", get(audit))
+        .route("/debug/members", get(members))
         .route("/debug/cache/evict", post(evict))
         .with_state(operated);
-    gateway.admin_router(vec![provider]).merge(debug)
-}
-
-/// The admin routes of a scripted server: there are no pools, so only what is in work is told.
-pub(crate) fn scripted_router(gateway: &Gateway) -> Router {
-    let counted = gateway.clone();
-    let audit = move || {
-        let busy = counted.in_flight();
-        async move { Json(json!({"busy": busy, "leaked": 0})) }
+    let own = match gateway {
+        Some(gateway) => gateway.admin_router(vec![provider]),
+        None => Router::new().route("/healthz", get(|| async { "ok\n" })).route(
+            "/metrics",
+            get(move || {
+                let mut text = String::new();
+                provider(&mut text);
+                async move { ([(CONTENT_TYPE, PROMETHEUS)], text) }
+            }),
+        ),
     };
-    gateway.admin_router(Vec::new()).merge(Router::new().route("/debug/audit", get(audit)))
+    own.merge(debug)
 }
 
 /// Everything that keeps the process from being at rest, and what is lost.
 async fn audit(State(operated): State<Operated>) -> Json<Value> {
-    let Operated { cluster, gateway } = operated;
-    let audits = cluster.pools().iter().map(|named| (named.name, named.pool.audit()));
-    let mut busy = gateway.in_flight();
-    busy += usize::from(!cluster.decode().idle()) + usize::from(!cluster.prefill().idle());
+    let Operated { observed, gateway } = operated;
+    let in_flight = gateway.map_or(0, |gateway| gateway.in_flight());
+    let mut busy = in_flight + observed.busy.iter().map(|count| count()).sum::<usize>();
     let mut leaked = 0;
     let mut pools = serde_json::Map::new();
-    for (name, audit) in audits {
+    for NamedPool { name, pool } in &observed.pools {
+        let audit = pool.audit();
         leaked += audit.leaked;
         busy += audit.pinned + audit.owned + audit.open_reads;
-        pools.insert(name.to_owned(), pool_json(audit));
+        pools.insert((*name).to_owned(), pool_json(audit));
     }
     Json(json!({
         "busy": busy,
         "leaked": leaked,
-        "in_flight": gateway.in_flight(),
-        "prefill_loaded_share": cluster.prefill_loaded_share().with_tables,
+        "in_flight": in_flight,
+        "prefill_loaded_share": observed.prefill_loaded_share,
         "pools": pools,
     }))
+}
+
+async fn members(State(operated): State<Operated>) -> Json<Value> {
+    let members = operated.observed.members.as_ref().map(|members| members());
+    Json(members.unwrap_or_else(|| json!({})))
 }
 
 fn pool_json(audit: PoolAudit) -> Value {
@@ -99,16 +169,21 @@ fn pool_json(audit: PoolAudit) -> Value {
 
 /// Drops every cached copy of a tier that nobody holds. What is in use stays.
 async fn evict(State(operated): State<Operated>, Query(query): Query<EvictQuery>) -> Json<Value> {
+    let observed = &operated.observed;
     let chosen = |name: &str| {
         let host = name.starts_with("store_");
         match query.tier {
             EvictTier::Device => !host,
             EvictTier::Host => host,
+            EvictTier::Disk => false,
             EvictTier::All => true,
         }
     };
-    let pools = operated.cluster.pools().iter().filter(|named| chosen(named.name));
-    let evicted: usize = pools.map(|named| named.pool.evict_all()).sum();
+    let pools = observed.pools.iter().filter(|named| chosen(named.name));
+    let mut evicted: usize = pools.map(|named| named.pool.evict_all()).sum();
+    if let (Some(disk), EvictTier::Disk | EvictTier::All) = (&observed.evict_disk, query.tier) {
+        evicted += disk();
+    }
     tracing::info!(tier = ?query.tier, evicted, "cache evicted by an operator");
     Json(json!({"evicted": evicted}))
 }

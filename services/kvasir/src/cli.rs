@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -17,12 +18,19 @@ use rayon::ThreadPoolBuilder;
 use serde::Deserialize;
 use shared::Clock;
 use tokio::runtime::Builder;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, fmt, registry};
 
 use crate::bench::ladder::{LadderOptions, describe, run as run_ladder};
+use crate::bench::{handoff, transport};
 use crate::clock::SystemClock;
+use crate::config::{Config, show};
 use crate::console::Console;
-use crate::{demo, generate, golden, serve};
+use crate::identity::MemberRole;
+use crate::telemetry::{LogLayer, LogTap};
+use crate::up::{self, Replicas};
+use crate::{demo, generate, golden, roles, serve};
 
 /// A serving system for models of the DeepSeek-V4.1 family.
 #[derive(Debug, Parser)]
@@ -39,6 +47,18 @@ struct Cli {
 enum Command {
     /// Serve a model over HTTP: all roles in one process.
     Serve(ServeArgs),
+    /// Serve a model by a cluster of processes on this machine, one per member.
+    Up(UpArgs),
+    /// Run the router of a cluster: front door and placement.
+    Router(RoleArgs),
+    /// Run a prefill worker of a cluster.
+    Prefill(RoleArgs),
+    /// Run a decode worker of a cluster.
+    Decode(RoleArgs),
+    /// Run a store node of a cluster.
+    Kvstore(RoleArgs),
+    /// Show the settings that a file gives, each with its origin, or check them. Needs no network.
+    Config(ConfigArgs),
     /// Answer one prompt and exit; opens no port.
     Generate(GenerateArgs),
     /// Compare the engine with reference outputs.
@@ -56,6 +76,10 @@ enum Command {
 enum BenchCommand {
     /// The TTFT ladder: cold, device, host, direct. Works against any OpenAI-compatible server.
     Ladder(LadderArgs),
+    /// How fast blocks move between two processes' memories: memcpy, TCP, bare quinn, QUIC and shared memory in turns.
+    Transport(TransportArgs),
+    /// What separate processes cost a cold prompt: one process against four, in turns.
+    Handoff(HandoffArgs),
 }
 
 /// Float64 reference arithmetic or fast float32, as it is typed and written in configuration.
@@ -110,6 +134,107 @@ pub struct ServeArgs {
     /// Replace the model by the token sequences of this file, for protocol tests.
     #[arg(long)]
     pub scripted: Option<PathBuf>,
+}
+
+/// Options of a role.
+#[derive(Clone, Debug, Args)]
+pub struct RoleArgs {
+    /// TOML file with the settings and the members of the cluster.
+    #[arg(long)]
+    pub config: PathBuf,
+    /// Which member this process is; needed when the file has several of the role.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// End when this process ends, which must be the one that started this one.
+    #[arg(long)]
+    pub parent: Option<u32>,
+}
+
+/// Options of `kvasir config`.
+#[derive(Clone, Debug, Args)]
+pub struct ConfigArgs {
+    /// `check` says whether the file can be used and nothing else.
+    #[command(subcommand)]
+    pub action: Option<ConfigAction>,
+    /// TOML file; the defaults when none is given.
+    #[arg(long, global = true)]
+    pub config: Option<PathBuf>,
+}
+
+/// What `kvasir config` does besides showing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub enum ConfigAction {
+    /// Check the file.
+    Check,
+}
+
+/// Options of `kvasir up`.
+#[derive(Clone, Debug, Args)]
+pub struct UpArgs {
+    /// Folder of the checkpoint.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Address for clients of the first router; a free loopback port when none is given.
+    #[arg(long)]
+    pub listen: Option<SocketAddr>,
+    /// Folder for everything the cluster writes: configuration, certificates, secret, logs, blocks on disk. It is kept and used
+    /// again. A temporary one, removed at the end, when none is given.
+    #[arg(long)]
+    pub state: Option<PathBuf>,
+    /// TOML file with settings of all roles; its members are replaced.
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+    /// Arithmetic of the engine.
+    #[arg(long)]
+    pub arith: Option<ArithChoice>,
+    /// Lineage of requests that name none.
+    #[arg(long)]
+    pub lineage: Option<LineageArg>,
+    /// Routers.
+    #[arg(long, default_value_t = 1)]
+    pub router: u16,
+    /// Prefill workers.
+    #[arg(long, default_value_t = 1)]
+    pub prefill: u16,
+    /// Decode workers.
+    #[arg(long, default_value_t = 1)]
+    pub decode: u16,
+    /// Store nodes.
+    #[arg(long, default_value_t = 1)]
+    pub kvstore: u16,
+}
+
+impl UpArgs {
+    /// How many members of each role are asked for.
+    pub(crate) fn replicas(&self) -> Replicas {
+        let Self { router, prefill, decode, kvstore, .. } = *self;
+        Replicas { router, prefill, decode, kvstore }
+    }
+
+    /// The file's settings with those of the command line on top, and how long a drain may take.
+    pub(crate) fn apply(
+        &self,
+        mut settings: toml::Table,
+    ) -> anyhow::Result<(toml::Table, Duration)> {
+        let arith = self.arith.map(|arith| match arith {
+            ArithChoice::Exact => "exact",
+            ArithChoice::Fast => "fast",
+        });
+        let lineage = self.lineage.map(|lineage| match lineage {
+            LineageArg::Exact => "exact",
+            LineageArg::Bounded => "bounded",
+        });
+        for (table, key, word) in [("server", "arith", arith), ("gateway", "lineage", lineage)] {
+            let entry = settings.entry(table).or_insert_with(|| toml::Table::new().into());
+            let entry = entry.as_table_mut().with_context(|| format!("{table} is not a table"))?;
+            if let Some(word) = word {
+                entry.insert(key.to_owned(), word.into());
+            }
+        }
+        settings.remove("cluster");
+        let config = Config::parse(&settings.to_string())?;
+        Ok((settings, Duration::from_secs(config.server.drain_seconds)))
+    }
 }
 
 /// Options of `kvasir generate`.
@@ -177,9 +302,9 @@ struct LadderArgs {
     /// The server, for example http://127.0.0.1:8000.
     #[arg(long)]
     url: String,
-    /// Kvasir's admin listener; without it the host rung is left out.
+    /// Kvasir's admin listener; once per process. Without any the host rung is left out.
     #[arg(long)]
-    admin: Option<String>,
+    admin: Vec<String>,
     /// Length of the long prompt in tokens.
     #[arg(long, default_value_t = 8_000)]
     prompt_tokens: u32,
@@ -192,6 +317,40 @@ struct LadderArgs {
     /// One JSON line instead of a table.
     #[arg(long)]
     json: bool,
+}
+
+/// Options of `kvasir bench handoff`.
+#[derive(Clone, Debug, Args)]
+pub struct HandoffArgs {
+    /// Folder of the checkpoint.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Length of each prompt in tokens.
+    #[arg(long, default_value_t = 8_000)]
+    pub prompt_tokens: u32,
+    /// Rounds after one that warms up.
+    #[arg(long, default_value_t = 7)]
+    pub rounds: u32,
+    /// One JSON line instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `kvasir bench transport`.
+#[derive(Clone, Debug, Args)]
+pub struct TransportArgs {
+    /// Bytes to move per way and round, in MiB.
+    #[arg(long, default_value_t = 256)]
+    pub mebibytes: usize,
+    /// Bytes of one object; the default is a block of Flash.
+    #[arg(long, default_value_t = 113_920)]
+    pub object_bytes: usize,
+    /// Rounds after one that warms up.
+    #[arg(long, default_value_t = 9)]
+    pub rounds: u32,
+    /// One JSON line instead of a table.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Runs the command line and reports how it ended.
@@ -216,7 +375,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, console: &mut Console)
         }
     };
     name_compute_threads();
-    let outcome = start_logging(&cli.log).and_then(|()| dispatch(cli.command, console));
+    let outcome = start_logging(&cli.log).and_then(|tap| dispatch(cli.command, &tap, console));
     exit(outcome, console)
 }
 
@@ -247,17 +406,39 @@ fn one_line(error: &anyhow::Error) -> String {
 }
 
 /// Runs one command; false when it ran but its verdict is bad.
-fn dispatch(command: Command, console: &mut Console) -> anyhow::Result<bool> {
+fn dispatch(command: Command, tap: &LogTap, console: &mut Console) -> anyhow::Result<bool> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
     match command {
-        Command::Serve(args) => block_on(serve::run(&args, clock, console)).map(|()| true),
+        Command::Serve(args) => block_on(serve::run(&args, tap, clock, console)).map(|()| true),
+        Command::Up(args) => block_on(up::run(&args, clock, console)).map(|()| true),
+        Command::Router(args) => role(MemberRole::Router, &args, tap, clock, console),
+        Command::Prefill(args) => role(MemberRole::Prefill, &args, tap, clock, console),
+        Command::Decode(args) => role(MemberRole::Decode, &args, tap, clock, console),
+        Command::Kvstore(args) => role(MemberRole::Kvstore, &args, tap, clock, console),
+        Command::Config(args) => show::run(&args, console).map(|()| true),
         Command::Generate(args) => block_on(generate::run(&args, clock, console)).map(|()| true),
         Command::Golden(args) => golden::run(&args, console),
         Command::Demo(args) => block_on(demo::run(&args, clock, console)),
         Command::Bench { which: BenchCommand::Ladder(args) } => {
             block_on(ladder(args, clock, console)).map(|()| true)
         }
+        Command::Bench { which: BenchCommand::Transport(args) } => {
+            block_on(transport::run(&args, &clock, console)).map(|()| true)
+        }
+        Command::Bench { which: BenchCommand::Handoff(args) } => {
+            block_on(handoff::run(&args, &clock, console)).map(|()| true)
+        }
     }
+}
+
+fn role(
+    role: MemberRole,
+    args: &RoleArgs,
+    tap: &LogTap,
+    clock: Arc<dyn Clock>,
+    console: &mut Console,
+) -> anyhow::Result<bool> {
+    block_on(roles::run(role, args, tap, clock, console)).map(|()| true)
 }
 
 async fn ladder(
@@ -267,7 +448,7 @@ async fn ladder(
 ) -> anyhow::Result<()> {
     let options = LadderOptions {
         url: args.url,
-        admin: args.admin,
+        admins: args.admin,
         api_key: args.api_key,
         model: args.model,
         prompt_tokens: args.prompt_tokens,
@@ -304,20 +485,22 @@ fn name_compute_threads() {
     }
 }
 
-fn start_logging(filter: &str) -> anyhow::Result<()> {
+/// Logs to standard error, and to the tap it gives once that is connected.
+fn start_logging(filter: &str) -> anyhow::Result<LogTap> {
     let filter = EnvFilter::try_new(filter)
         .with_context(|| format!("--log {filter} is no filter; try --log info"))?;
-    let logging = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let tap = LogTap::default();
+    let lines = fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
-        .with_target(true)
-        .try_init();
+        .with_target(true);
+    let layers = registry().with(filter).with(lines).with(LogLayer::new(tap.clone()));
+    let logging = layers.try_init();
     // A second command line in one process (tests) keeps the first one's logging.
     if logging.is_err() {
         tracing::debug!("logging is set up already");
     }
-    Ok(())
+    Ok(tap)
 }
 
 #[cfg(test)]

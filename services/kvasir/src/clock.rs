@@ -35,6 +35,12 @@ impl Clock for SystemClock {
     }
 }
 
+/// Nanoseconds since the Unix epoch, for what is sent to others. May jump; zero when the clock is set before 1970.
+pub(crate) fn unix_nanos() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
 /// Entropy for secrets and request ids, from the operating system.
 ///
 /// # Errors

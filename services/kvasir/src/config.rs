@@ -3,7 +3,9 @@
 //! Each crate owns its settings and their defaults; this module only moves values from the file into them. Options of the
 //! command line win over the file.
 
+mod cluster;
 mod reader;
+pub(crate) mod show;
 mod tables;
 
 use std::fs;
@@ -13,13 +15,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use decode::DecodeConfig;
 use gateway::GatewayConfig;
-use kvstore::{HostTierConfig, LocalTransportConfig};
+use kvstore::{DiskConfig, HostTierConfig, PeerTransportConfig};
 use prefill::PrefillConfig;
 use router::RouterConfig;
 use serde::Deserialize;
 use shared::StartGeometry;
 
+pub use cluster::{ClusterConfig, MemberConfig};
+
 use crate::cli::ArithChoice;
+use crate::telemetry::TelemetryConfig;
 
 /// B of the design: the most tokens a sequence is ever rolled back by. Part of the numerics, so no setting.
 pub(crate) const ROLLBACK: u32 = 12;
@@ -36,6 +41,8 @@ const STORE_BYTES_MAX: u64 = 1 << 44;
 pub struct Config {
     /// The process itself.
     pub server: ServerConfig,
+    /// The members, for roles that are processes of their own.
+    pub cluster: ClusterConfig,
     /// The front door.
     pub gateway: GatewayConfig,
     /// Placement; the geometry of the model is filled in when it is known.
@@ -46,8 +53,12 @@ pub struct Config {
     pub decode: DecodeConfig,
     /// The host tier of the block store.
     pub store: HostTierConfig,
-    /// Reads between the pools of this process.
-    pub transport: LocalTransportConfig,
+    /// The drive of each store node; its folder stands at the member.
+    pub disk: DiskConfig,
+    /// Reads between pools, of this process and of others.
+    pub transport: PeerTransportConfig,
+    /// Traces and log lines by OTLP.
+    pub telemetry: TelemetryConfig,
 }
 
 /// Settings of the process: addresses, engine, sizes of the workers' memories.
@@ -70,7 +81,7 @@ pub struct ServerConfig {
     pub drain_seconds: u64,
     /// Name that clients use for the model. Default: the name of the model's folder.
     pub model_name: Option<String>,
-    /// File with the 64 hexadecimal digits that key all block names; it must not be readable by others. Default: none, a
+    /// File with the 64 hexadecimal digits that key all block names, relative to the configuration's folder; it must not be readable by others. Default: none, a
     /// random secret per process, so that names mean nothing to another process.
     pub cluster_secret_file: Option<PathBuf>,
 }
@@ -96,13 +107,15 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             server: ServerConfig::default(),
+            cluster: ClusterConfig::default(),
             gateway: GatewayConfig::default(),
             router: toml::Table::new(),
             prefill: PrefillConfig::STANDARD,
             decode: DecodeConfig::STANDARD,
             store: HostTierConfig::DEFAULT,
-            // The default documented at the field.
-            transport: LocalTransportConfig { queue_max: 1_024 },
+            disk: DiskConfig::in_folder(PathBuf::new()),
+            transport: PeerTransportConfig::DEFAULT,
+            telemetry: TelemetryConfig::default(),
         }
     }
 }
@@ -115,7 +128,15 @@ impl Config {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         let text = fs::read_to_string(path).with_context(|| format!("{shown} cannot be read"))?;
-        Self::parse(&text).with_context(|| format!("{shown} is no configuration"))
+        let parsed = Self::parse(&text).with_context(|| format!("{shown} is no configuration"));
+        let mut config = parsed?;
+        config.cluster.resolve(path);
+        if let (Some(secret), Some(folder)) =
+            (&mut config.server.cluster_secret_file, path.parent())
+        {
+            *secret = folder.join(&*secret);
+        }
+        Ok(config)
     }
 
     /// Reads the text of a file.
@@ -131,15 +152,18 @@ impl Config {
             Some(_) => bail!("{name} is not a table; write [{name}]"),
         };
         config.server = table("server")?.try_into().context("[server]")?;
+        config.cluster = table("cluster")?.try_into().context("[cluster]")?;
         config.gateway = table("gateway")?.try_into().context("[gateway]")?;
         tables::prefill(table("prefill")?, &mut config.prefill)?;
         tables::decode(table("decode")?, &mut config.decode)?;
         tables::store(table("store")?, &mut config.store)?;
+        tables::disk(table("disk")?, &mut config.disk)?;
         tables::transport(table("transport")?, &mut config.transport)?;
+        config.telemetry = table("telemetry")?.try_into().context("[telemetry]")?;
         config.router = table("router")?;
         if let Some(name) = tables.keys().next() {
             bail!(
-                "[{name}] is unknown; tables are server, gateway, router, prefill, decode, store, transport"
+                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, transport, telemetry"
             );
         }
         config.check()?;
@@ -200,6 +224,8 @@ impl Config {
                 bail!("{field} is out of range: expected {expected}");
             }
         }
+        self.cluster.check()?;
+        self.telemetry.check()?;
         self.prefill.check()?;
         self.decode.check()?;
         // Any geometry shows unknown keys and wrong values; the model's own comes later.
@@ -268,6 +294,17 @@ mod tests {
             ("[decode]\nwaiting_max = -1\n", "decode.waiting_max"),
             ("[store]\nttl = 1\n", "store.ttl"),
             ("[transport]\nqueue_max = 0\n", "transport.queue_max"),
+            ("[telemetry]\nsample_ratio = 1.5\n", "telemetry.sample_ratio"),
+            ("[telemetry]\nsample_ratio = nan\n", "telemetry.sample_ratio"),
+            ("[telemetry]\nqueue_max = 0\n", "telemetry.queue_max"),
+            ("[telemetry]\nexport_ms = 0\n", "telemetry.export_ms"),
+            ("[telemetry]\notlp_endpoint = \"127.0.0.1:4317\"\n", "http://HOST:PORT"),
+            ("[telemetry]\notlp_endpoint = \"https://a:4317\"\n", "telemetry.otlp_endpoint"),
+            (
+                "[telemetry]\notlp_endpoint = \"http://a:4318/v1/traces\"\n",
+                "telemetry.otlp_endpoint",
+            ),
+            ("[telemetry]\nendpoint = \"http://a:4317\"\n", "endpoint"),
             ("[router]\nseeds = 1\n", "router.seeds"),
             ("[router.cost]\nhandoff = 1\n", "router.cost.handoff"),
             ("[router.admission]\ndecode_running_max = 0\n", "decode_running_max"),

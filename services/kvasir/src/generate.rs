@@ -12,6 +12,7 @@ use crate::client::{ChatRequest, Client, Message, Piece};
 use crate::config::Config;
 use crate::console::Console;
 use crate::serve::Backend;
+use crate::telemetry::Telemetry;
 
 /// Answers one prompt, piece by piece as it is computed.
 ///
@@ -31,7 +32,7 @@ pub(crate) async fn run(
         let backend = Backend::start(&config, &checkpoint, None, &clock, &mut |line| {
             console.progress(line);
         })?;
-        let (gateway, name) = backend.gateway(&config, &checkpoint, &clock)?;
+        let (gateway, name) = backend.gateway(&config, &checkpoint, &Telemetry::off(), &clock)?;
         Ok::<_, anyhow::Error>((backend, gateway, name))
     })?;
     let client = Client::local(gateway.public_router(), clock);

@@ -14,11 +14,19 @@ pub mod console;
 
 mod serve;
 
+mod roles;
+mod up;
+
 mod model;
+
+pub mod identity;
+pub mod wire;
 
 pub mod wiring;
 
 mod admin;
+
+pub mod telemetry;
 
 pub mod config;
 

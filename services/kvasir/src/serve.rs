@@ -21,12 +21,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet, block_in_place, spawn_blocking};
 use tokio::time::timeout;
 
-use crate::admin;
+use crate::admin::{self, Observed};
 use crate::cli::{LineageArg, ServeArgs};
 use crate::clock::random_bytes;
 use crate::config::Config;
 use crate::console::Console;
 use crate::model;
+use crate::telemetry::{LogTap, Sender, Telemetry};
 use crate::wiring::Cluster;
 
 /// Lines of progress that may wait to be shown; the load waits beyond that.
@@ -40,15 +41,20 @@ const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// When a setting, a port or the model cannot be used.
 pub(crate) async fn run(
     args: &ServeArgs,
+    tap: &LogTap,
     clock: Arc<dyn Clock>,
     console: &mut Console,
 ) -> anyhow::Result<()> {
     let config = settings(args)?;
     let mut stop = StopSignals::new()?;
+    let sender = Sender { name: "serve".to_owned(), role: "serve", worker: None };
+    let telemetry = Telemetry::start(&config.telemetry, &sender, tap, Arc::clone(&clock))?;
+    let telemetry = Arc::new(telemetry);
     let loading = Loading {
         config: config.clone(),
         folder: args.model.clone(),
         scripted: args.scripted.clone(),
+        telemetry: Arc::clone(&telemetry),
         clock,
     };
     let Some(server) = Server::start(loading, &mut stop, console).await? else {
@@ -59,7 +65,9 @@ pub(crate) async fn run(
     let name = &server.model_name;
     console.line(&format!("listening on http://{} (model {name})", server.clients))?;
     stop.wait().await;
-    let left = server.stop(&config, &mut stop, console).await?;
+    let left = server.stop(&config, &mut stop, console).await;
+    telemetry.shutdown().await;
+    let left = left?;
     let rest = if left == 0 { String::new() } else { format!("; {left} requests were cut off") };
     console.line(&format!("drained{rest}"))?;
     Ok(())
@@ -147,6 +155,7 @@ impl Backend {
         &self,
         config: &Config,
         checkpoint: &Checkpoint,
+        telemetry: &Telemetry,
         clock: &Arc<dyn Clock>,
     ) -> anyhow::Result<(Gateway, String)> {
         let served = model::served(&config.server, checkpoint, clock.as_ref())?;
@@ -157,7 +166,7 @@ impl Backend {
         };
         let parts = GatewayParts {
             placer,
-            directory,
+            directory: telemetry.directory(directory),
             health: self.health(),
             clock: Arc::clone(clock),
             request_id_seed: random_bytes().context("no random bytes for request ids")?,
@@ -175,11 +184,14 @@ impl Backend {
         }
     }
 
-    fn admin_router(&self, gateway: &Gateway) -> Router {
-        match self {
-            Self::Roles(cluster) => admin::router(cluster, gateway),
-            Self::Script(_) => admin::scripted_router(gateway),
-        }
+    fn admin_router(&self, gateway: &Gateway, telemetry: &Telemetry) -> Router {
+        let mut observed = match self {
+            Self::Roles(cluster) => Observed::of_cluster(cluster),
+            // There are no pools, so only what is in work is told.
+            Self::Script(_) => Observed::default(),
+        };
+        observed.figures.push(telemetry.figures());
+        admin::router(observed, Some(gateway))
     }
 
     fn begin_drain(&self) {
@@ -204,6 +216,7 @@ pub(crate) struct Loading {
     pub(crate) folder: PathBuf,
     /// The script instead of the model, if any.
     pub(crate) scripted: Option<PathBuf>,
+    pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -213,10 +226,10 @@ type Loaded = (Backend, Gateway, String);
 impl Loading {
     /// Blocks while the model loads.
     fn run(&self, progress: &mut dyn FnMut(&str)) -> anyhow::Result<Loaded> {
-        let Self { config, folder, scripted, clock } = self;
+        let Self { config, folder, scripted, telemetry, clock } = self;
         let checkpoint = Checkpoint::open(folder)?;
         let backend = Backend::start(config, &checkpoint, scripted.as_deref(), clock, progress)?;
-        let (gateway, name) = backend.gateway(config, &checkpoint, clock)?;
+        let (gateway, name) = backend.gateway(config, &checkpoint, telemetry, clock)?;
         Ok((backend, gateway, name))
     }
 
@@ -281,6 +294,7 @@ impl Server {
     ) -> anyhow::Result<Option<Self>> {
         let clients = bind(loading.config.server.listen, "--listen").await?;
         let operators = bind(loading.config.server.admin, "--admin").await?;
+        let telemetry = Arc::clone(&loading.telemetry);
         let Some((backend, gateway, model_name)) = load(loading, stop_signals, console).await?
         else {
             return Ok(None);
@@ -288,7 +302,7 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let (clients_at, operators_at) = (clients.local_addr()?, operators.local_addr()?);
         let mut tasks = JoinSet::new();
-        let admin_router = backend.admin_router(&gateway);
+        let admin_router = backend.admin_router(&gateway, &telemetry);
         tasks.spawn(accept(clients, gateway.public_router(), stopped.clone()));
         tasks.spawn(accept(operators, admin_router, stopped));
         Ok(Some(Self {
@@ -363,7 +377,7 @@ async fn close(tasks: &mut JoinSet<std::io::Result<()>>) -> Option<anyhow::Error
     failed
 }
 
-async fn bind(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
+pub(crate) async fn bind(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => {
             anyhow!("{address} is in use; stop who uses it or choose another with {option}")
@@ -373,7 +387,7 @@ async fn bind(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener> 
 }
 
 /// Serves one router until told to stop; answers in work are finished.
-fn accept(
+pub(crate) fn accept(
     listener: TcpListener,
     router: Router,
     mut stopped: watch::Receiver<bool>,

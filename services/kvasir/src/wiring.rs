@@ -7,6 +7,7 @@
 mod directory;
 mod events;
 mod memory;
+pub(crate) mod parts;
 mod placement;
 mod pools;
 
@@ -14,20 +15,21 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use decode::{DecodeParts, DecodeWorker};
-use engine::{Arithmetic, Checkpoint, Engine, EngineOptions, LoadedShare, Part, loaded_share};
-use kvstore::{HostTier, HostWiring, LocalTransport, Transport};
+use engine::{Checkpoint, Engine, LoadedShare, Part, loaded_share};
+use kvstore::{HostTier, HostWiring, LocalTransport, LocalTransportConfig, Pool, Transport};
 use prefill::{PrefillParts, PrefillWorker};
 use router::{Role, Router};
 use shared::{
-    BlockStore, CacheEvent, Clock, DecodeDirectory, DpRank, KvLayout, Placer, PrefillDirectory,
-    WorkerEvent, WorkerId, WorkerRank,
+    BlockStore, CacheEvent, Clock, DecodeDirectory, DpRank, KvLayout, ObjectKind, Placer,
+    PrefillDirectory, RegionId, Sink, WorkerEvent, WorkerId, WorkerRank,
 };
 
-use crate::config::{Config, ROLLBACK};
+use crate::config::Config;
 use directory::{OneDecode, OnePrefill};
-use events::Asked;
+use events::{Asked, WorkerEvents};
+use parts::load;
 use placement::{Placement, PlacementParts};
-use pools::{Regions, WorkerMemory, worker_memory};
+use pools::{WorkerMemory, worker_memory};
 
 pub use placement::Placement as PlacementThread;
 pub use pools::NamedPool;
@@ -66,10 +68,12 @@ impl Cluster {
         let encoder = Arc::new(load(checkpoint, arithmetic, Part::Encoder, progress)?);
         let whole = Arc::new(load(checkpoint, arithmetic, Part::Whole, progress)?);
         let layout = whole.layout().clone();
-        let prefill_memory = worker_memory(&layout, &config.server, Regions::PREFILL)?;
-        let decode_memory = worker_memory(&layout, &config.server, Regions::DECODE)?;
+        let prefill_memory = worker_memory(&layout, &config.server, PREFILL)?;
+        let decode_memory = worker_memory(&layout, &config.server, DECODE)?;
 
-        let transport = LocalTransport::start(config.transport).context("the transport")?;
+        let transport =
+            LocalTransport::start(LocalTransportConfig { queue_max: config.transport.queue_max })
+                .context("the transport")?;
         let transport = Arc::new(transport);
         let store = Arc::new(start_store(config, &layout, &transport, clock)?);
         let pools = vec![
@@ -83,8 +87,10 @@ impl Cluster {
         for NamedPool { pool, .. } in &pools {
             transport.register(pool)?;
         }
-        let placement = Arc::new(start_placement(config, &whole, &store, clock)?);
-        let shared = Shared { transport, store: Arc::clone(&store), clock: Arc::clone(clock) };
+        let asked = Asked::default();
+        let placement = Arc::new(start_placement(config, &whole, &store, &asked, clock)?);
+        let shared =
+            Shared { transport, store: Arc::clone(&store), asked, clock: Arc::clone(clock) };
         let prefill = start_prefill(config, encoder, prefill_memory, &shared, &placement)?;
         let prefill = Arc::new(prefill);
         let members: Arc<dyn PrefillDirectory> =
@@ -181,34 +187,22 @@ impl Cluster {
 struct Shared {
     transport: Arc<LocalTransport>,
     store: Arc<HostTier>,
+    asked: Asked,
     clock: Arc<dyn Clock>,
 }
 
-/// Loads one part of a model and shows how far it is.
-fn load(
-    checkpoint: &Checkpoint,
-    arithmetic: Arithmetic,
-    part: Part,
-    progress: &mut dyn FnMut(&str),
-) -> anyhow::Result<Engine> {
-    let options = EngineOptions { arithmetic, part, rollback: ROLLBACK };
-    let mut shown = 0;
-    let engine = Engine::load(checkpoint, &options, &mut |loaded| {
-        // A line per tenth: a large model loads for minutes, a small one in one line.
-        let tenth = 10 * loaded.bytes / loaded.bytes_total.max(1);
-        if shown < tenth && (tenth == 10 || 256 << 20 <= loaded.bytes_total) {
-            shown = tenth;
-            progress(&format!(
-                "loading {}: layer {} of {}, {} of {} MB",
-                part.as_str(),
-                loaded.layers,
-                loaded.layers_total,
-                loaded.bytes / 1_000_000,
-                loaded.bytes_total / 1_000_000
-            ));
-        }
-    })?;
-    Ok(engine)
+impl Shared {
+    /// How a worker whose blocks are in `pool` is heard by the router of this process.
+    fn events(
+        &self,
+        worker: WorkerRank,
+        pool: &Pool,
+        placement: &Placement,
+    ) -> Box<dyn Sink<WorkerEvent>> {
+        let teller = placement.teller();
+        let pass = move |event| teller.event(event);
+        Box::new(WorkerEvents::new(worker, pool, self.asked.clone(), pass))
+    }
 }
 
 fn start_store(
@@ -220,10 +214,11 @@ fn start_store(
     let wiring = HostWiring {
         block_slot_bytes: layout.block_bytes(),
         window_slot_bytes: layout.window_bytes(),
-        block_region: Regions::STORE.blocks,
-        window_region: Regions::STORE.windows,
+        block_region: RegionId::of(STORE, ObjectKind::Block),
+        window_region: RegionId::of(STORE, ObjectKind::Window),
         transport: Arc::clone(transport) as Arc<dyn Transport>,
         clock: Arc::clone(clock),
+        disk: None,
     };
     HostTier::start(&config.store, wiring).context("the store ([store] of the configuration)")
 }
@@ -232,11 +227,11 @@ fn start_placement(
     config: &Config,
     engine: &Engine,
     store: &Arc<HostTier>,
+    asked: &Asked,
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<Placement> {
     let router = Router::new(config.router(engine.geometry())?)?;
     let store = Arc::clone(store);
-    let asked = Asked::default();
     let asked_store = asked.clone();
     let mut sequence = 0;
     let poll = move || {
@@ -256,7 +251,10 @@ fn start_placement(
         requests_max: 2 * config.gateway.requests_in_flight_max,
         clock: Arc::clone(clock),
         poll: Box::new(poll),
-        asked,
+        resync: Box::new({
+            let asked = asked.clone();
+            move |worker| asked.ask(worker)
+        }),
     };
     Placement::start(parts).context("the placement thread")
 }
@@ -268,7 +266,7 @@ fn start_prefill(
     shared: &Shared,
     placement: &Placement,
 ) -> anyhow::Result<PrefillWorker> {
-    let events = placement.event_sink(PREFILL, &memory.blocks);
+    let events = shared.events(PREFILL, &memory.blocks, placement);
     let parts = PrefillParts {
         rank: PREFILL,
         engine,
@@ -290,7 +288,7 @@ fn start_decode(
     shared: &Shared,
     (placement, prefill): (&Placement, Arc<dyn PrefillDirectory>),
 ) -> anyhow::Result<DecodeWorker> {
-    let events = placement.event_sink(DECODE, &memory.blocks);
+    let events = shared.events(DECODE, &memory.blocks, placement);
     let parts = DecodeParts {
         rank: DECODE,
         engine,

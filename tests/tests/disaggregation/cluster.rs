@@ -15,8 +15,8 @@ use prefill::{PrefillConfig, PrefillParts, PrefillWorker};
 use shared::{
     BLOCK_TOKENS, BlockName, BlockStore, Clock, Decode, DecodeEvent, DecodeRequest, DpRank,
     FinishReason, Flow, Lineage, ManualClock, ObjectKind, Prefill, PrefillDirectory, RegionId,
-    RequestId, Root, Sampling, SlotMemory, StartReport, Ticket, Tier, TokenId, WorkerId,
-    WorkerRank, block_names,
+    RequestId, Root, Sampling, SlotMemory, StartReport, Ticket, Tier, TokenId, TraceContext,
+    WorkerId, WorkerRank, block_names,
 };
 
 use super::lane::{Alone, bytes};
@@ -301,6 +301,7 @@ pub(crate) fn request(
     let root = Root::from_bytes(key);
     DecodeRequest {
         id: RequestId(u128::from(cache)),
+        trace: TraceContext::NONE,
         prompt: Arc::from(prompt),
         emitted: Vec::new(),
         root,
@@ -349,6 +350,7 @@ fn start_store(
         window_region: RegionId(2),
         transport: Arc::clone(transport) as Arc<dyn Transport>,
         clock: Arc::clone(clock),
+        disk: None,
     };
     HostTier::start(&config, wiring).unwrap()
 }

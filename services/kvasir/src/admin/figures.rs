@@ -3,16 +3,15 @@
 use std::fmt::{Display, Write};
 
 use decode::DecodeStats;
-use kvstore::HostStats;
+use kvstore::{DiskStats, HostStats, PeerStats};
 use prefill::PrefillStats;
 use router::RouterSnapshot;
 use shared::Tier;
 
-use crate::wiring::Cluster;
+use crate::wiring::{Cluster, NamedPool};
 
-/// Appends all figures of a cluster.
+/// Appends the figures of all roles of one process, the pools' left out.
 pub(super) fn write(cluster: &Cluster, text: &mut String) {
-    pools(cluster, text);
     let placement = cluster.placement();
     router(&placement.snapshot(), placement.events_lost(), text);
     decode(&cluster.decode().stats(), text);
@@ -20,8 +19,9 @@ pub(super) fn write(cluster: &Cluster, text: &mut String) {
     store(&cluster.store().stats(), text);
 }
 
-fn pools(cluster: &Cluster, text: &mut String) {
-    let audits: Vec<_> = cluster.pools().iter().map(|named| (named, named.pool.audit())).collect();
+/// Appends the figures of a process's pools.
+pub(super) fn pools(pools: &[NamedPool], text: &mut String) {
+    let audits: Vec<_> = pools.iter().map(|named| (named, named.pool.audit())).collect();
     head(text, "kvasir_kvstore_slots", "gauge", "Slots of each pool by what holds them");
     for (named, audit) in &audits {
         let states = [
@@ -49,7 +49,8 @@ fn pools(cluster: &Cluster, text: &mut String) {
     sample(text, "kvasir_kvstore_leaked_slots", &[], leaked);
 }
 
-fn router(snapshot: &RouterSnapshot, events_lost: u64, text: &mut String) {
+/// Appends the router's figures.
+pub(crate) fn router(snapshot: &RouterSnapshot, events_lost: u64, text: &mut String) {
     let gauges = [
         ("kvasir_router_waiting_requests", "Requests waiting for a place", snapshot.waiting),
         ("kvasir_router_running_requests", "Requests placed and not ended", snapshot.running),
@@ -91,7 +92,8 @@ fn router(snapshot: &RouterSnapshot, events_lost: u64, text: &mut String) {
     );
 }
 
-fn decode(stats: &DecodeStats, text: &mut String) {
+/// Appends a decode worker's figures.
+pub(crate) fn decode(stats: &DecodeStats, text: &mut String) {
     counters(
         text,
         &[
@@ -153,7 +155,8 @@ fn decode(stats: &DecodeStats, text: &mut String) {
     );
 }
 
-fn prefill(stats: &PrefillStats, text: &mut String) {
+/// Appends a prefill worker's figures.
+pub(crate) fn prefill(stats: &PrefillStats, text: &mut String) {
     counters(
         text,
         &[
@@ -210,7 +213,8 @@ fn prefill(stats: &PrefillStats, text: &mut String) {
     );
 }
 
-fn store(stats: &HostStats, text: &mut String) {
+/// Appends a store node's figures.
+pub(crate) fn store(stats: &HostStats, text: &mut String) {
     counters(
         text,
         &[
@@ -237,6 +241,144 @@ fn store(stats: &HostStats, text: &mut String) {
         sample(text, "kvasir_kvstore_host_dropped_total", &[("reason", reason)], count);
     }
     gauges(text, &[("kvasir_kvstore_host_held_bytes", "Bytes of objects held", stats.bytes_held)]);
+    counters(
+        text,
+        &[
+            (
+                "kvasir_kvstore_host_lookups_late_total",
+                "Lookups answered before their blocks came from disk",
+                stats.lookups_late,
+            ),
+            ("kvasir_kvstore_host_onboarded_total", "Blocks brought from disk", stats.onboarded),
+            (
+                "kvasir_kvstore_host_onboard_refused_total",
+                "Blocks not brought from disk for want of room",
+                stats.onboard_refused,
+            ),
+        ],
+    );
+    if let Some(disk) = &stats.disk {
+        self::disk(disk, text);
+    }
+}
+
+fn disk(stats: &DiskStats, text: &mut String) {
+    counters(
+        text,
+        &[
+            ("kvasir_kvstore_disk_written_total", "Blocks written", stats.written),
+            ("kvasir_kvstore_disk_written_bytes_total", "Their bytes", stats.written_bytes),
+            ("kvasir_kvstore_disk_read_total", "Blocks read and intact", stats.read),
+            ("kvasir_kvstore_disk_read_bytes_total", "Their bytes", stats.read_bytes),
+            ("kvasir_kvstore_disk_corrupt_total", "Blocks that failed their check", stats.corrupt),
+            ("kvasir_kvstore_disk_read_errors_total", "Reads refused", stats.read_errors),
+            ("kvasir_kvstore_disk_write_errors_total", "Writes refused", stats.write_errors),
+            ("kvasir_kvstore_disk_syncs_total", "Times made durable", stats.syncs),
+            (
+                "kvasir_kvstore_disk_segments_dropped_total",
+                "Segments removed to make room",
+                stats.segments_dropped,
+            ),
+            (
+                "kvasir_kvstore_disk_lost_bytes_total",
+                "Bytes of torn ends and damage at the start",
+                stats.lost_bytes,
+            ),
+        ],
+    );
+    head(text, "kvasir_kvstore_disk_dropped_total", "counter", "Blocks not written, by reason");
+    let reasons = [
+        ("queue", stats.dropped_queue),
+        ("error", stats.dropped_error),
+        ("evicted", stats.dropped_evicted),
+        ("corrupt", stats.dropped_corrupt),
+        ("closed", stats.dropped_closed),
+    ];
+    for (reason, count) in reasons {
+        sample(text, "kvasir_kvstore_disk_dropped_total", &[("reason", reason)], count);
+    }
+    gauges(
+        text,
+        &[
+            ("kvasir_kvstore_disk_held_blocks", "Blocks that can be read", stats.objects_held),
+            ("kvasir_kvstore_disk_held_bytes", "Their bytes", stats.bytes_held),
+            ("kvasir_kvstore_disk_file_bytes", "Bytes of segment files", stats.file_bytes),
+            ("kvasir_kvstore_disk_file_bytes_max", "The bound on those", stats.file_bytes_max),
+            ("kvasir_kvstore_disk_segments", "Segment files", stats.segments),
+            ("kvasir_kvstore_disk_queue_blocks", "Blocks that wait", stats.queue_objects),
+            ("kvasir_kvstore_disk_suspended", "1 after a write error", stats.suspended),
+        ],
+    );
+}
+
+/// Appends the figures of a process's reads from others, and of what it serves to them.
+pub(crate) fn reads(stats: &PeerStats, text: &mut String) {
+    let ways = [
+        ("local", stats.local),
+        ("shared_memory", stats.shared_memory),
+        ("quic", stats.quic),
+        ("served_shared_memory", stats.served_shared_memory),
+        ("served_quic", stats.served_quic),
+    ];
+    head(text, "kvasir_kvstore_read_objects_total", "counter", "Objects read, by their way");
+    for (way, path) in ways {
+        sample(text, "kvasir_kvstore_read_objects_total", &[("way", way)], path.objects);
+    }
+    head(text, "kvasir_kvstore_read_bytes_total", "counter", "Payload bytes read, by their way");
+    for (way, path) in ways {
+        sample(text, "kvasir_kvstore_read_bytes_total", &[("way", way)], path.bytes);
+    }
+    head(text, "kvasir_kvstore_reads_failed_total", "counter", "Reads that failed, by reason");
+    let failures = &stats.failures;
+    let reasons = [
+        ("unknown_region", failures.unknown_region),
+        ("stale", failures.stale),
+        ("corrupt", failures.corrupt),
+        ("length", failures.length),
+        ("busy", failures.busy),
+        ("late", failures.late),
+        ("peer_lost", failures.peer_lost),
+        ("closed", failures.closed),
+    ];
+    for (reason, count) in reasons {
+        sample(text, "kvasir_kvstore_reads_failed_total", &[("reason", reason)], count);
+    }
+    counters(
+        text,
+        &[
+            (
+                "kvasir_kvstore_connections_made_total",
+                "Connections made to peers",
+                stats.connections_made,
+            ),
+            (
+                "kvasir_kvstore_connections_refused_total",
+                "Connections of peers refused",
+                stats.connections_refused,
+            ),
+            (
+                "kvasir_kvstore_requests_malformed_total",
+                "Requests of peers that broke the protocol",
+                stats.requests_malformed,
+            ),
+            (
+                "kvasir_kvstore_holds_expired_total",
+                "Objects that peers held for too long",
+                stats.holds_expired,
+            ),
+        ],
+    );
+    gauges(
+        text,
+        &[
+            ("kvasir_kvstore_open_reads", "Reads not answered yet", stats.open_reads),
+            (
+                "kvasir_kvstore_connections_served",
+                "Connections of peers now",
+                stats.connections_served,
+            ),
+        ],
+    );
 }
 
 type Figure = (&'static str, &'static str, u64);

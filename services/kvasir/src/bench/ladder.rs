@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use shared::Clock;
 
 use super::text::sentences;
@@ -18,7 +18,7 @@ use crate::client::{Answer, ChatRequest, Client, Message};
 /// What a rung of the ladder found. Times in milliseconds.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Rung {
-    /// `cold`, `device`, `host` or `direct`.
+    /// `cold`, `device`, `host`, `disk`, `remote` or `direct`.
     pub name: &'static str,
     /// Tokens of the rendered prompt.
     pub prompt_tokens: u64,
@@ -56,8 +56,8 @@ pub struct LadderReport {
 pub struct LadderOptions {
     /// Where the server listens.
     pub url: String,
-    /// Our admin listener; without it the host rung is left out.
-    pub admin: Option<String>,
+    /// Our admin listeners, one per process; without them the host rung is left out.
+    pub admins: Vec<String>,
     /// Bearer token, if the server wants one.
     pub api_key: Option<String>,
     /// The model; the server's first one when none is given.
@@ -78,7 +78,172 @@ const SHORT_CHARACTERS: usize = 240;
 const SETTLE_TRIES: u32 = 200;
 const SETTLE_WAIT: Duration = Duration::from_millis(50);
 
-/// Runs the ladder. `progress` sees one line per rung.
+/// The two long prompts of a ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// The one whose blocks the first cold run leaves on the nearest store node.
+    First,
+    /// The one for a second cold run, elsewhere.
+    Second,
+}
+
+/// A ladder under way: each rung is one call, in the order its caller chooses.
+pub struct Ladder {
+    client: Client,
+    clock: Arc<dyn Clock>,
+    admins: Vec<Client>,
+    long: [ChatRequest; 2],
+    short: ChatRequest,
+    cold: [Option<Answer>; 2],
+    rungs: Vec<Rung>,
+}
+
+impl Ladder {
+    /// Finds out how long a prompt must be.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses a request.
+    pub async fn start(options: &LadderOptions, clock: &Arc<dyn Clock>) -> anyhow::Result<Self> {
+        Self::keyed(options, clock, 0).await
+    }
+
+    /// The same; ladders of different `salt` that begin in the same second have different prompts.
+    ///
+    /// # Errors
+    /// As for [`Ladder::start`].
+    pub async fn keyed(
+        options: &LadderOptions,
+        clock: &Arc<dyn Clock>,
+        salt: u64,
+    ) -> anyhow::Result<Self> {
+        let client = Client::http(&options.url, options.api_key.clone(), Arc::clone(clock))?;
+        let admins = options.admins.iter().map(|url| Client::http(url, None, Arc::clone(clock)));
+        let model = match &options.model {
+            Some(model) => model.clone(),
+            None => client.first_model().await?,
+        };
+        let key = clock.unix_seconds().wrapping_add(salt.wrapping_mul(15_485_863));
+        let characters = characters_for(&client, &model, key, options.prompt_tokens).await?;
+        Ok(Self {
+            admins: admins.collect::<anyhow::Result<_>>()?,
+            long: [key, key.wrapping_add(7_919)]
+                .map(|key| chat(&model, &sentences(key, characters))),
+            short: chat(&model, &sentences(key + 1, SHORT_CHARACTERS)),
+            client,
+            clock: Arc::clone(clock),
+            cold: [None, None],
+            rungs: Vec::new(),
+        })
+    }
+
+    /// From now on these are the processes that must come to rest, and whose tiers are emptied.
+    ///
+    /// # Errors
+    /// When one is no URL.
+    pub fn watch(&mut self, admins: &[String]) -> anyhow::Result<()> {
+        let clients = admins.iter().map(|url| Client::http(url, None, Arc::clone(&self.clock)));
+        self.admins = clients.collect::<anyhow::Result<_>>()?;
+        Ok(())
+    }
+
+    /// A long prompt from nothing. Of the second one no rung is made.
+    ///
+    /// # Errors
+    /// When a request fails, or the server does not come to rest afterwards.
+    pub async fn cold(&mut self, prompt: Prompt) -> anyhow::Result<()> {
+        let cold = self.client.chat(self.prompt(prompt), |_| ()).await?;
+        if prompt == Prompt::First {
+            self.rungs.push(rung("cold", &cold, std::slice::from_ref(&cold)));
+        }
+        self.cold[place(prompt)] = Some(cold);
+        self.settle().await?;
+        Ok(())
+    }
+
+    /// The same prompt again, after the tiers named in `evict` were emptied each time.
+    ///
+    /// # Errors
+    /// As for [`Ladder::cold`].
+    ///
+    /// # Panics
+    /// Before the prompt's cold run.
+    pub async fn again(
+        &mut self,
+        name: &'static str,
+        prompt: Prompt,
+        evict: &[&str],
+    ) -> anyhow::Result<()> {
+        let mut answers = Vec::new();
+        for _ in 0..REPEATS {
+            if !evict.is_empty() {
+                self.settle().await?;
+            }
+            for tier in evict {
+                for admin in &self.admins {
+                    admin.json("POST", &format!("/debug/cache/evict?tier={tier}")).await?;
+                }
+            }
+            answers.push(self.client.chat(self.prompt(prompt), |_| ()).await?);
+        }
+        let cold = self.cold[place(prompt)].as_ref().expect("a cold run comes first");
+        self.rungs.push(rung(name, cold, &answers));
+        Ok(())
+    }
+
+    /// A short prompt that needs no prefill.
+    ///
+    /// # Errors
+    /// When a request fails.
+    pub async fn direct(&mut self) -> anyhow::Result<()> {
+        let mut answers = Vec::new();
+        for _ in 0..REPEATS {
+            answers.push(self.client.chat(&self.short, |_| ()).await?);
+        }
+        self.rungs.push(rung("direct", &answers[0], &answers));
+        Ok(())
+    }
+
+    /// The last rung.
+    #[must_use]
+    pub fn last(&self) -> Option<&Rung> {
+        self.rungs.last()
+    }
+
+    /// Waits until the server has nothing in work, so that offers to the store are through and counts are at rest.
+    ///
+    /// # Errors
+    /// When it does not come to rest.
+    pub async fn settle(&self) -> anyhow::Result<Option<Value>> {
+        settle(&self.admins).await
+    }
+
+    /// Ends the ladder.
+    ///
+    /// # Errors
+    /// When the server does not come to rest.
+    pub async fn report(self) -> anyhow::Result<LadderReport> {
+        let audit = self.settle().await?;
+        let field = |name: &str| audit.as_ref().map(|audit| audit[name].clone());
+        Ok(LadderReport {
+            rungs: self.rungs,
+            prefill_loaded_share: field("prefill_loaded_share").and_then(|value| value.as_f64()),
+            blocks_leaked: field("leaked").and_then(|value| value.as_u64()),
+        })
+    }
+
+    fn prompt(&self, prompt: Prompt) -> &ChatRequest {
+        &self.long[place(prompt)]
+    }
+}
+
+fn place(prompt: Prompt) -> usize {
+    match prompt {
+        Prompt::First => 0,
+        Prompt::Second => 1,
+    }
+}
+
+/// Runs the rungs that any server has. `progress` sees each.
 ///
 /// # Errors
 /// When the server cannot be reached, refuses a request, or does not come to rest between rungs.
@@ -87,56 +252,19 @@ pub async fn run(
     clock: &Arc<dyn Clock>,
     mut progress: impl FnMut(&Rung),
 ) -> anyhow::Result<LadderReport> {
-    let client = Client::http(&options.url, options.api_key.clone(), Arc::clone(clock))?;
-    let admin = match &options.admin {
-        Some(url) => Some(Client::http(url, None, Arc::clone(clock))?),
-        None => None,
-    };
-    let model = match &options.model {
-        Some(model) => model.clone(),
-        None => client.first_model().await?,
-    };
-    let key = clock.unix_seconds();
-    let characters = characters_for(&client, &model, key, options.prompt_tokens).await?;
-    let long = chat(&model, &sentences(key, characters));
-    let short = chat(&model, &sentences(key + 1, SHORT_CHARACTERS));
-
-    let mut rungs = Vec::new();
-    let mut finish = |rung: Rung| {
-        progress(&rung);
-        rungs.push(rung);
-    };
-    let cold = client.chat(&long, |_| ()).await?;
-    finish(rung("cold", &cold, std::slice::from_ref(&cold)));
-    settle(admin.as_ref()).await?;
-    let mut answers = Vec::new();
-    for _ in 0..REPEATS {
-        answers.push(client.chat(&long, |_| ()).await?);
+    let mut ladder = Ladder::start(options, clock).await?;
+    let mut shown = |ladder: &Ladder| ladder.last().map(&mut progress);
+    ladder.cold(Prompt::First).await?;
+    shown(&ladder);
+    ladder.again("device", Prompt::First, &[]).await?;
+    shown(&ladder);
+    if !options.admins.is_empty() {
+        ladder.again("host", Prompt::First, &["device"]).await?;
+        shown(&ladder);
     }
-    finish(rung("device", &cold, &answers));
-    if let Some(admin) = &admin {
-        let mut answers = Vec::new();
-        for _ in 0..REPEATS {
-            settle(Some(admin)).await?;
-            admin.json("POST", "/debug/cache/evict?tier=device").await?;
-            answers.push(client.chat(&long, |_| ()).await?);
-        }
-        finish(rung("host", &cold, &answers));
-    }
-    let direct = client.chat(&short, |_| ()).await?;
-    let mut answers = vec![direct.clone()];
-    for _ in 1..REPEATS {
-        answers.push(client.chat(&short, |_| ()).await?);
-    }
-    finish(rung("direct", &direct, &answers));
-
-    let audit = settle(admin.as_ref()).await?;
-    let field = |name: &str| audit.as_ref().map(|audit| audit[name].clone());
-    Ok(LadderReport {
-        rungs,
-        prefill_loaded_share: field("prefill_loaded_share").and_then(|value| value.as_f64()),
-        blocks_leaked: field("leaked").and_then(|value| value.as_u64()),
-    })
+    ladder.direct().await?;
+    shown(&ladder);
+    ladder.report().await
 }
 
 /// A line for people.
@@ -197,18 +325,29 @@ async fn characters_for(
     Ok(short + characters / (long_tokens - short_tokens))
 }
 
-/// Waits until the server has nothing in work, so that offers to the store are through and counts are at rest.
-async fn settle(admin: Option<&Client>) -> anyhow::Result<Option<Value>> {
-    let Some(admin) = admin else { return Ok(None) };
+/// Waits until no process has anything in work; the sum of what they say.
+async fn settle(admins: &[Client]) -> anyhow::Result<Option<Value>> {
+    if admins.is_empty() {
+        return Ok(None);
+    }
     for _ in 0..SETTLE_TRIES {
-        let audit = admin.json("GET", "/debug/audit").await?;
-        if audit["busy"].as_u64() == Some(0) {
-            return Ok(Some(audit));
+        let (mut busy, mut leaked, mut share) = (0, 0, Value::Null);
+        for admin in admins {
+            let audit = admin.json("GET", "/debug/audit").await?;
+            let count = |name: &str| audit[name].as_u64().unwrap_or(0);
+            busy += count("busy");
+            leaked += count("leaked");
+            if audit["prefill_loaded_share"].is_number() {
+                share = audit["prefill_loaded_share"].clone();
+            }
+        }
+        if busy == 0 {
+            return Ok(Some(json!({"leaked": leaked, "prefill_loaded_share": share})));
         }
         tokio::time::sleep(SETTLE_WAIT).await;
     }
     bail!(
-        "the server still has work 10 s after the last answer; look at /debug/audit of its admin listener"
+        "the server still has work 10 s after the last answer; look at /debug/audit of its admin listeners"
     )
 }
 

@@ -3,7 +3,7 @@
 
 use anyhow::bail;
 use decode::DecodeConfig;
-use kvstore::{HostTierConfig, LocalTransportConfig};
+use kvstore::{DiskConfig, HostTierConfig, PeerTransportConfig};
 use prefill::PrefillConfig;
 use router::{AdmissionConfig, CostConfig, LoadConfig, RecordConfig, ResyncConfig, RouterConfig};
 
@@ -89,13 +89,60 @@ pub(super) fn store(table: toml::Table, config: &mut HostTierConfig) -> anyhow::
     reader.finish()
 }
 
+pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Result<()> {
+    let DiskConfig {
+        // Each store node has its own, named by its member's entry.
+        folder: _,
+        bytes_max,
+        segment_bytes,
+        queue_objects_max,
+        queue_bytes_max,
+        sync_ms,
+        readers,
+        reads_max,
+        onboard_ms_max,
+        onboard_lookups_max,
+    } = config;
+    let mut reader = Reader::new("disk", table);
+    reader.set("bytes_max", bytes_max)?;
+    reader.set("segment_bytes", segment_bytes)?;
+    reader.set("queue_objects_max", queue_objects_max)?;
+    reader.set("queue_bytes_max", queue_bytes_max)?;
+    reader.set("sync_ms", sync_ms)?;
+    reader.set("readers", readers)?;
+    reader.set("reads_max", reads_max)?;
+    reader.set("onboard_ms_max", onboard_ms_max)?;
+    reader.set("onboard_lookups_max", onboard_lookups_max)?;
+    reader.finish()
+}
+
 pub(super) fn transport(
     table: toml::Table,
-    config: &mut LocalTransportConfig,
+    config: &mut PeerTransportConfig,
 ) -> anyhow::Result<()> {
-    let LocalTransportConfig { queue_max } = config;
+    let PeerTransportConfig {
+        queue_max,
+        batches_max,
+        run_max,
+        read_ms_max,
+        hold_ms_max,
+        idle_ms_max,
+        socket_bytes,
+        stream_window_bytes,
+        connections_max,
+        peers_max,
+    } = config;
     let mut reader = Reader::new("transport", table);
     reader.set("queue_max", queue_max)?;
+    reader.set("batches_max", batches_max)?;
+    reader.set("run_max", run_max)?;
+    reader.set("read_ms_max", read_ms_max)?;
+    reader.set("hold_ms_max", hold_ms_max)?;
+    reader.set("idle_ms_max", idle_ms_max)?;
+    reader.set("socket_bytes", socket_bytes)?;
+    reader.set("stream_window_bytes", stream_window_bytes)?;
+    reader.set("connections_max", connections_max)?;
+    reader.set("peers_max", peers_max)?;
     if !(1..=65_536).contains(queue_max) {
         bail!("transport.queue_max is {queue_max}, expected 1..=65536");
     }

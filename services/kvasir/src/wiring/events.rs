@@ -1,4 +1,4 @@
-//! What a worker of this process tells the router, on its way to the placement thread, and its whole state when asked.
+//! What a worker of this process tells routers, here or elsewhere, and its whole state when one asks.
 //!
 //! The sink runs on the worker's own thread. It numbers cache changes by itself, so that it can put a fresh start among
 //! them without the worker knowing. It does so where a load report passes: at that point nothing the worker drained from
@@ -6,62 +6,53 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_channel::{Sender, TrySendError};
 use kvstore::Pool;
 use parking_lot::Mutex;
 use shared::{CacheChange, CacheEvent, Flow, Sink, WorkerEvent, WorkerRank};
 
 /// Members that the router asked for their whole state and that did not give it yet. Clones share one set.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Asked(Arc<Mutex<BTreeSet<WorkerRank>>>);
+pub(crate) struct Asked(Arc<Mutex<BTreeSet<WorkerRank>>>);
 
 impl Asked {
     /// Notes that the router asked. At most one entry per member.
-    pub(super) fn ask(&self, worker: WorkerRank) {
+    pub(crate) fn ask(&self, worker: WorkerRank) {
         self.0.lock().insert(worker);
     }
 
     /// Whether this member was asked since the last call.
-    pub(super) fn take(&self, worker: WorkerRank) -> bool {
+    pub(crate) fn take(&self, worker: WorkerRank) -> bool {
         self.0.lock().remove(&worker)
     }
 }
 
-/// A worker's sink. Never blocks; an event that finds the queue full is lost, and its number shows the gap.
-pub(super) struct WorkerEvents {
-    pub(super) worker: WorkerRank,
+/// A worker's sink before the way to its routers. Never blocks; an event that is lost behind it shows as a gap.
+pub(crate) struct WorkerEvents<S> {
+    worker: WorkerRank,
     /// The worker's blocks.
-    pub(super) pool: Pool,
-    pub(super) asked: Asked,
-    pub(super) events: Sender<WorkerEvent>,
-    pub(super) lost: Arc<AtomicU64>,
+    pool: Pool,
+    asked: Asked,
+    events: S,
     /// The last incarnation seen, and the number of its next cache change.
-    pub(super) next: (u64, u64),
+    next: (u64, u64),
 }
 
-impl WorkerEvents {
+impl<S: FnMut(WorkerEvent) -> Flow + Send> WorkerEvents<S> {
+    /// The sink of a worker whose blocks are in `pool`; `events` passes them on and must not block.
+    pub(crate) fn new(worker: WorkerRank, pool: &Pool, asked: Asked, events: S) -> Self {
+        Self { worker, pool: pool.clone(), asked, events, next: (0, 0) }
+    }
+
     fn cache(&mut self, change: CacheChange) -> Flow {
         let (incarnation, sequence) = self.next;
         self.next.1 += 1;
         let event = CacheEvent { worker: self.worker, incarnation, sequence, change };
-        self.send(WorkerEvent::Cache(event))
-    }
-
-    fn send(&self, event: WorkerEvent) -> Flow {
-        match self.events.try_send(event) {
-            Ok(()) => Flow::Open,
-            Err(TrySendError::Full(_)) => {
-                self.lost.fetch_add(1, Ordering::Relaxed);
-                Flow::Open
-            }
-            Err(TrySendError::Disconnected(_)) => Flow::Closed,
-        }
+        (self.events)(WorkerEvent::Cache(event))
     }
 }
 
-impl Sink<WorkerEvent> for WorkerEvents {
+impl<S: FnMut(WorkerEvent) -> Flow + Send> Sink<WorkerEvent> for WorkerEvents<S> {
     fn emit(&mut self, event: WorkerEvent) -> Flow {
         match event {
             WorkerEvent::Cache(event) => {
@@ -79,7 +70,7 @@ impl Sink<WorkerEvent> for WorkerEvents {
                         }
                     }
                 }
-                self.send(event)
+                (self.events)(event)
             }
         }
     }
@@ -90,7 +81,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use crossbeam_channel::bounded;
+    use crossbeam_channel::{TrySendError, bounded};
     use kvstore::{HostMemory, Pool, PoolConfig};
     use router::{PrefixIndex, Role, ViewState};
     use shared::{
@@ -121,14 +112,16 @@ mod tests {
         let pool = Pool::new(config, Arc::new(HostMemory::with_slots(1, 64).unwrap()));
         let (events, told) = bounded(4);
         let (asked, lost) = (Asked::default(), Arc::new(AtomicU64::new(0)));
-        let mut sink = WorkerEvents {
-            worker: WORKER,
-            pool,
-            asked: asked.clone(),
-            events,
-            lost: Arc::clone(&lost),
-            next: (0, 0),
+        let counted = Arc::clone(&lost);
+        let pass = move |event| match events.try_send(event) {
+            Ok(()) => Flow::Open,
+            Err(TrySendError::Full(_)) => {
+                counted.fetch_add(1, Ordering::Relaxed);
+                Flow::Open
+            }
+            Err(TrySendError::Disconnected(_)) => Flow::Closed,
         };
+        let mut sink = WorkerEvents::new(WORKER, &pool, asked.clone(), pass);
         let mut index = PrefixIndex::new(4, 100);
         index.join(WORKER, Role::Decode).unwrap();
         let mut apply = || {

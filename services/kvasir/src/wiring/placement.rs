@@ -1,6 +1,7 @@
 //! The placement thread: owns the router, feeds it time and events, carries out its actions.
 //!
-//! Everything reaches it through bounded channels. A request takes at most two places in the queue of commands, its
+//! Everything reaches it through bounded channels. Members come and go through the channel of their events, so that the order
+//! of both is that of their sender. A request takes at most two places in the queue of commands, its
 //! submission and its end, and at most `requests_max` requests are accepted, so neither can ever be lost or wait. Events
 //! of workers may be lost when their queue is full: their sequence numbers show the gap, and the router asks again. Should
 //! the thread die by a panic, its places are given back and every later request is refused.
@@ -13,15 +14,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select};
-use kvstore::Pool;
 use parking_lot::Mutex;
 use router::{Action, Role, Router, RouterSnapshot};
 use shared::{
     Clock, Flow, PlaceEvent, PlaceRequest, Placer, RequestId, ServeError, Sink, Ticket,
     WorkerEvent, WorkerRank,
 };
-
-use super::events::{Asked, WorkerEvents};
 
 /// Longest sleep of the thread: what is polled (the store's changes, the snapshot) is at most this old.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -31,17 +29,58 @@ const EVENTS_MAX: usize = 65_536;
 const RETRY_AFTER_MS: u64 = 1_000;
 
 /// What the thread is made of.
-pub(super) struct PlacementParts {
-    pub(super) router: Router,
-    /// The members, for the whole life of the process.
-    pub(super) members: Vec<(WorkerRank, Role)>,
+pub(crate) struct PlacementParts {
+    pub(crate) router: Router,
+    /// The members at the start.
+    pub(crate) members: Vec<(WorkerRank, Role)>,
     /// Most requests waiting or running at a time.
-    pub(super) requests_max: usize,
-    pub(super) clock: Arc<dyn Clock>,
+    pub(crate) requests_max: usize,
+    pub(crate) clock: Arc<dyn Clock>,
     /// Polled once per period: events of members that do not push them.
-    pub(super) poll: Box<dyn FnMut() -> Vec<WorkerEvent> + Send>,
-    /// Where it is noted whom the router asked for its whole state.
-    pub(super) asked: Asked,
+    pub(crate) poll: Box<dyn FnMut() -> Vec<WorkerEvent> + Send>,
+    /// Called with each member whose events have a gap: it is to tell everything it holds. Must not block.
+    pub(crate) resync: Box<dyn FnMut(WorkerRank) + Send>,
+}
+
+/// What the thread is told about members.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// It can take requests, or holds blocks, from now on.
+    Joined(WorkerRank, Role),
+    /// It is gone, and with it what it held.
+    Left(WorkerRank),
+    /// Something it says about itself.
+    Event(WorkerEvent),
+}
+
+/// The way to the thread for what members say. Clones share one bounded queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Teller {
+    told: Sender<Told>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Teller {
+    /// Passes an event on. Never blocks: one that finds the queue full is lost, counted, and shows as a gap.
+    pub(crate) fn event(&self, event: WorkerEvent) -> Flow {
+        match self.told.try_send(Told::Event(event)) {
+            Ok(()) => Flow::Open,
+            Err(TrySendError::Full(_)) => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                Flow::Open
+            }
+            Err(TrySendError::Disconnected(_)) => Flow::Closed,
+        }
+    }
+
+    /// Tells of a change in the membership. Gives it back when there is no room now: it must not be lost.
+    pub(crate) fn membership(&self, change: Told) -> Result<(), Told> {
+        match self.told.try_send(change) {
+            // Without the thread there is nobody to tell.
+            Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
+            Err(TrySendError::Full(change)) => Err(change),
+        }
+    }
 }
 
 enum Command {
@@ -69,12 +108,10 @@ impl Drop for Seat {
 /// The router behind its thread. Dropping it refuses what waits and joins the thread.
 pub struct Placement {
     commands: Sender<Command>,
-    events: Sender<WorkerEvent>,
+    teller: Teller,
     stop: Option<Sender<()>>,
     outstanding: Arc<AtomicUsize>,
     requests_max: usize,
-    events_lost: Arc<AtomicU64>,
-    asked: Asked,
     snapshot: Arc<Mutex<RouterSnapshot>>,
     thread: Option<JoinHandle<()>>,
     /// The other end of `commands`, to refuse what is left when the thread has ended.
@@ -88,13 +125,12 @@ impl Placement {
     ///
     /// # Errors
     /// When the system gives no thread.
-    pub(super) fn start(parts: PlacementParts) -> io::Result<Self> {
+    pub(crate) fn start(parts: PlacementParts) -> io::Result<Self> {
         let requests_max = parts.requests_max;
         let (commands, queue) = bounded(2 * requests_max);
         let ended = Arc::new(AtomicBool::new(false));
-        let (events, told) = bounded(EVENTS_MAX);
+        let (teller, told) = bounded(EVENTS_MAX);
         let (stop, stopped) = bounded(1);
-        let asked = parts.asked.clone();
         let snapshot = Arc::new(Mutex::new(parts.router.snapshot(parts.clock.now())));
         let state = Loop { parts, sinks: HashMap::new(), snapshot: Arc::clone(&snapshot) };
         let thread = thread::Builder::new().name("placement".to_owned()).spawn({
@@ -108,27 +144,18 @@ impl Placement {
             commands,
             queue,
             ended,
-            events,
+            teller: Teller { told: teller, lost: Arc::new(AtomicU64::new(0)) },
             stop: Some(stop),
             outstanding: Arc::new(AtomicUsize::new(0)),
             requests_max,
-            events_lost: Arc::new(AtomicU64::new(0)),
-            asked,
             snapshot,
             thread: Some(thread),
         })
     }
 
-    /// The sink of a worker whose blocks are in `pool`. Never blocks; a lost event shows as a gap.
-    pub(super) fn event_sink(&self, worker: WorkerRank, pool: &Pool) -> Box<dyn Sink<WorkerEvent>> {
-        Box::new(WorkerEvents {
-            worker,
-            pool: pool.clone(),
-            asked: self.asked.clone(),
-            events: self.events.clone(),
-            lost: Arc::clone(&self.events_lost),
-            next: (0, 0),
-        })
+    /// The way for members to be heard.
+    pub(crate) fn teller(&self) -> Teller {
+        self.teller.clone()
     }
 
     /// The router in numbers, at most a period old. Does not wait for the thread.
@@ -140,7 +167,7 @@ impl Placement {
     /// Worker events that found their queue full.
     #[must_use]
     pub fn events_lost(&self) -> u64 {
-        self.events_lost.load(Ordering::Relaxed)
+        self.teller.lost.load(Ordering::Relaxed)
     }
 
     /// Whether the thread still runs. Without it every request is refused.
@@ -231,12 +258,7 @@ struct Loop {
 }
 
 impl Loop {
-    fn run(
-        mut self,
-        commands: &Receiver<Command>,
-        events: &Receiver<WorkerEvent>,
-        stop: &Receiver<()>,
-    ) {
+    fn run(mut self, commands: &Receiver<Command>, told: &Receiver<Told>, stop: &Receiver<()>) {
         self.join_members();
         let mut polled = self.parts.clock.now();
         loop {
@@ -245,7 +267,7 @@ impl Loop {
                     Ok(command) => self.command(command),
                     Err(_) => break,
                 },
-                recv(events) -> event => if let Ok(event) = event { self.event(&event) },
+                recv(told) -> told => if let Ok(told) = told { self.told(told) },
                 recv(stop) -> _ => break,
                 default(self.wait()) => {}
             }
@@ -279,11 +301,26 @@ impl Loop {
     }
 
     fn join_members(&mut self) {
-        let now = self.parts.clock.now();
         for (worker, role) in std::mem::take(&mut self.parts.members) {
-            match self.parts.router.worker_joined(worker, role, now) {
-                Ok(actions) => self.carry_out(actions),
-                Err(error) => tracing::error!(%worker, %error, "a member cannot join the router"),
+            self.told(Told::Joined(worker, role));
+        }
+    }
+
+    fn told(&mut self, told: Told) {
+        let now = self.parts.clock.now();
+        match told {
+            Told::Event(event) => self.event(&event),
+            Told::Joined(worker, role) => {
+                match self.parts.router.worker_joined(worker, role, now) {
+                    Ok(actions) => self.carry_out(actions),
+                    Err(error) => {
+                        tracing::error!(%worker, %error, "a member cannot join the router");
+                    }
+                }
+            }
+            Told::Left(worker) => {
+                let actions = self.parts.router.worker_left(worker, now);
+                self.carry_out(actions);
             }
         }
     }
@@ -320,7 +357,7 @@ impl Loop {
                 Action::Refuse { id, error } => (id, PlaceEvent::Refused(error)),
                 Action::Resync { worker } => {
                     tracing::warn!(%worker, "events of a member were lost; asking for everything it holds");
-                    self.parts.asked.ask(worker);
+                    (self.parts.resync)(worker);
                     continue;
                 }
             };
@@ -343,7 +380,7 @@ mod tests {
         StartGeometry, TenantId, Ticket, WorkerEvent, WorkerId, WorkerRank,
     };
 
-    use super::{Asked, PERIOD, Placement, PlacementParts};
+    use super::{PERIOD, Placement, PlacementParts, Told};
 
     const DECODE: WorkerRank = WorkerRank { worker: WorkerId(1), rank: DpRank(0) };
 
@@ -366,7 +403,7 @@ mod tests {
             requests_max,
             clock,
             poll,
-            asked: Asked::default(),
+            resync: Box::new(|_| ()),
         })
         .unwrap()
     }
@@ -442,6 +479,30 @@ mod tests {
             let refused = refused.recv().unwrap();
             assert_eq!(refused, PlaceEvent::Refused(ServeError::NoWorker { role: "placement" }));
         }
+    }
+
+    #[test]
+    fn members_come_and_go() {
+        let placement = start(8, 8);
+        let place = |id| {
+            let (ticket, events) = submit(&placement, id);
+            (ticket, events.recv().unwrap())
+        };
+        let other = WorkerRank { worker: WorkerId(2), ..DECODE };
+        let teller = placement.teller();
+        teller.membership(Told::Left(DECODE)).unwrap();
+        // What is told and what is asked come through two queues; the thread looks at both in its own order.
+        let refused = (1..1_000_000).find_map(|id| match place(id).1 {
+            PlaceEvent::Refused(error) => Some(error),
+            PlaceEvent::Placed(_) => None,
+        });
+        assert_eq!(refused, Some(ServeError::NoWorker { role: "decode" }));
+        teller.membership(Told::Joined(other, Role::Decode)).unwrap();
+        let placed = (1_000_000..2_000_000).find_map(|id| match place(id).1 {
+            PlaceEvent::Refused(_) => None,
+            PlaceEvent::Placed(placement) => Some(placement.decode),
+        });
+        assert_eq!(placed, Some(other));
     }
 
     #[test]

@@ -4,31 +4,22 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use engine::KvSlab;
-use kvstore::{HostMemory, Pool, PoolConfig};
-use shared::{KvLayout, ObjectKind, RegionId, SlotMemory, Tier};
+use kvstore::{Pool, PoolConfig, SharedMemory};
+use shared::{KvLayout, ObjectKind, RegionId, SlotMemory, Tier, WorkerRank};
 
 use crate::config::ServerConfig;
 
-/// The regions of one party: its blocks and its window objects.
-#[derive(Clone, Copy)]
-pub(super) struct Regions {
-    pub(super) blocks: RegionId,
-    pub(super) windows: RegionId,
-}
-
-impl Regions {
-    pub(super) const STORE: Self = Self { blocks: RegionId(1), windows: RegionId(2) };
-    pub(super) const PREFILL: Self = Self { blocks: RegionId(3), windows: RegionId(4) };
-    pub(super) const DECODE: Self = Self { blocks: RegionId(5), windows: RegionId(6) };
-}
-
-/// What a worker computes in.
-pub(super) struct WorkerMemory {
-    pub(super) slab: Arc<KvSlab>,
+/// What a worker computes in. All of it lies in segments that other processes of the host can be let read.
+pub(crate) struct WorkerMemory {
+    pub(crate) slab: Arc<KvSlab>,
     /// The bookkeeping of `slab`.
-    pub(super) blocks: Pool,
+    pub(crate) blocks: Pool,
     /// Host memory for window objects.
-    pub(super) windows: Pool,
+    pub(crate) windows: Pool,
+    /// Below `slab`.
+    pub(crate) slab_memory: Arc<SharedMemory>,
+    /// Below `windows`.
+    pub(crate) window_memory: Arc<SharedMemory>,
 }
 
 /// A pool under the name that reports use.
@@ -41,7 +32,7 @@ pub struct NamedPool {
 }
 
 impl NamedPool {
-    pub(super) fn new(name: &'static str, pool: &Pool) -> Self {
+    pub(crate) fn new(name: &'static str, pool: &Pool) -> Self {
         Self { name, pool: pool.clone() }
     }
 }
@@ -50,21 +41,27 @@ impl NamedPool {
 ///
 /// # Errors
 /// When the system does not give them.
-pub(super) fn worker_memory(
+pub(crate) fn worker_memory(
     layout: &KvLayout,
     config: &ServerConfig,
-    regions: Regions,
+    owner: WorkerRank,
 ) -> anyhow::Result<WorkerMemory> {
-    let slab = Arc::new(KvSlab::new(config.device_blocks, layout.block_bytes()));
-    let host = HostMemory::with_slots(config.window_objects, layout.window_bytes())
+    let slab_memory = SharedMemory::with_slots(config.device_blocks, layout.block_bytes())
+        .context("memory for blocks (device_blocks of [server])")?;
+    let window_memory = SharedMemory::with_slots(config.window_objects, layout.window_bytes())
         .context("memory for window objects (window_objects of [server])")?;
-    let pool = |region, kind, tier, memory: Arc<dyn SlotMemory>| {
-        Pool::new(PoolConfig { region, kind, tier }, memory)
+    let (slab_memory, window_memory) = (Arc::new(slab_memory), Arc::new(window_memory));
+    let pool = |kind, tier, memory: Arc<dyn SlotMemory>| {
+        Pool::new(PoolConfig { region: RegionId::of(owner, kind), kind, tier }, memory)
     };
-    let memory = Arc::clone(&slab) as Arc<dyn SlotMemory>;
+    let slab = Arc::new(KvSlab::over(Arc::clone(&slab_memory) as Arc<dyn SlotMemory>));
+    let blocks = Arc::clone(&slab) as Arc<dyn SlotMemory>;
+    let windows = Arc::clone(&window_memory) as Arc<dyn SlotMemory>;
     Ok(WorkerMemory {
         slab,
-        blocks: pool(regions.blocks, ObjectKind::Block, Tier::Device, memory),
-        windows: pool(regions.windows, ObjectKind::Window, Tier::Host, Arc::new(host)),
+        blocks: pool(ObjectKind::Block, Tier::Device, blocks),
+        windows: pool(ObjectKind::Window, Tier::Host, windows),
+        slab_memory,
+        window_memory,
     })
 }

@@ -1,0 +1,308 @@
+//! What every role process has, and the parts of its life that are the same for all.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use axum::Router;
+use engine::{Arithmetic, Checkpoint};
+use kvstore::{PeerTransport, PeerWiring};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use shared::{BLOCK_TOKENS, Clock};
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::{JoinSet, block_in_place};
+use tokio::time::{interval, timeout};
+
+use super::peers::Peers;
+use crate::admin::{self, Observed};
+use crate::cli::RoleArgs;
+use crate::config::{Config, MemberConfig};
+use crate::console::Console;
+use crate::identity::{Identity, IdentityFiles, MemberRole, Reload};
+use crate::serve::{StopSignals, accept, bind};
+use crate::telemetry::{LogTap, Sender, Telemetry};
+use crate::wire::{Facts, PROTOCOL, ServerLimits, Services, serve};
+
+/// Pause between two looks at the configuration and the certificates.
+const LOOK_PERIOD: Duration = Duration::from_millis(500);
+/// How long connections may take to close after the drain.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
+
+/// See the module's documentation.
+pub(super) struct Base {
+    pub(super) config: Config,
+    pub(super) me: MemberConfig,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) identity: Arc<Identity>,
+    pub(super) facts: Facts,
+    pub(super) checkpoint: Checkpoint,
+    pub(super) stop: StopSignals,
+    pub(super) telemetry: Arc<Telemetry>,
+    file: PathBuf,
+    control: Option<TcpListener>,
+    admin: Option<TcpListener>,
+}
+
+/// What a role answers other members with.
+#[derive(Default)]
+pub(super) struct Offered {
+    pub(super) decode: Option<Arc<dyn shared::Decode>>,
+    pub(super) prefill: Option<Arc<dyn shared::Prefill>>,
+    pub(super) store: Option<Arc<dyn shared::BlockStore>>,
+    pub(super) events: Option<Arc<crate::wire::EventHub>>,
+}
+
+/// The tasks of a role that answers, and the way to end them.
+pub(super) struct Running {
+    stop: watch::Sender<bool>,
+    tasks: JoinSet<anyhow::Result<()>>,
+}
+
+impl Base {
+    /// Reads the file, takes the addresses and opens the model.
+    pub(super) async fn open(
+        role: MemberRole,
+        args: &RoleArgs,
+        tap: &LogTap,
+        clock: Arc<dyn Clock>,
+    ) -> anyhow::Result<Self> {
+        end_with_parent(args.parent)?;
+        let stop = StopSignals::new()?;
+        let config = Config::read(&args.config)?;
+        let me = config.cluster.myself(role, args.name.as_deref())?.clone();
+        let sender = Sender { name: me.name.clone(), role: role.as_str(), worker: Some(me.rank()) };
+        let telemetry = Telemetry::start(&config.telemetry, &sender, tap, Arc::clone(&clock))?;
+        let control = bind(me.control, "control of the member").await?;
+        let admin = bind(me.admin, "admin of the member").await?;
+        let shown = args.config.display();
+        let tls = config.cluster.tls.as_ref();
+        let tls = tls.with_context(|| {
+            format!("{shown} names no folder with certificates; set cluster.tls")
+        })?;
+        let identity = Identity::load(IdentityFiles {
+            authority: tls.join("ca.pem"),
+            certificate: tls.join(format!("{}.pem", me.name)),
+            key: tls.join(format!("{}.key", me.name)),
+        })?;
+        ensure!(
+            *identity.member() == me.identity(),
+            "the certificate is that of {}, but this is {}; issue one with this name and role",
+            identity.member(),
+            me.identity()
+        );
+        let model = config.cluster.model.as_ref();
+        let model = model.with_context(|| format!("{shown} names no model; set cluster.model"))?;
+        let (checkpoint, facts) = block_in_place(|| {
+            anyhow::Ok({
+                let checkpoint = Checkpoint::open(model)?;
+                let facts = facts(&config, &me, &checkpoint, clock.as_ref())?;
+                (checkpoint, facts)
+            })
+        })?;
+        Ok(Self {
+            config,
+            me,
+            clock,
+            identity: Arc::new(identity),
+            facts,
+            checkpoint,
+            stop,
+            telemetry: Arc::new(telemetry),
+            file: args.config.clone(),
+            control: Some(control),
+            admin: Some(admin),
+        })
+    }
+
+    /// The links to members of these roles.
+    pub(super) fn peers(&self, roles: &'static [MemberRole]) -> Arc<Peers> {
+        let peers = Peers::new(self, roles, Handle::current());
+        peers.set(&self.config.cluster);
+        Arc::new(peers)
+    }
+
+    /// The data plane: reads from peers, and serves what is registered with it.
+    pub(super) fn transport(&self, peers: &Arc<Peers>) -> anyhow::Result<PeerTransport> {
+        let listen = self.me.data.context("this member has no data address; set data")?;
+        let wiring = PeerWiring {
+            runtime: Handle::current(),
+            peers: Arc::clone(peers) as Arc<dyn kvstore::PeerDirectory>,
+            tls: Arc::clone(&self.identity) as Arc<dyn kvstore::DataTls>,
+            listen,
+            shm: self.me.shm.clone(),
+            clock: Arc::clone(&self.clock),
+        };
+        PeerTransport::start(self.config.transport, wiring)
+            .context("the data plane ([transport] of the configuration)")
+    }
+
+    /// How long requests in work are given at the end.
+    pub(super) fn drain(&self) -> Duration {
+        Duration::from_secs(self.config.server.drain_seconds)
+    }
+
+    /// Begins to answer members and operators, and to look after configuration and certificates.
+    pub(super) fn answer(
+        &mut self,
+        offered: Offered,
+        admin: Router,
+        peers: &Arc<Peers>,
+    ) -> anyhow::Result<Running> {
+        let (stop, stopped) = watch::channel(false);
+        let services = Services {
+            facts: self.facts.clone(),
+            clock: Arc::clone(&self.clock),
+            limits: ServerLimits { drain_max: self.drain(), ..ServerLimits::DEFAULT },
+            decode: offered.decode,
+            prefill: offered.prefill,
+            store: offered.store,
+            events: offered.events,
+        };
+        let control = self.control.take().context("a role answers once")?;
+        let operators = self.admin.take().context("a role answers once")?;
+        let mut tasks = JoinSet::new();
+        let control = serve(control, Arc::clone(&self.identity), services, stopped.clone());
+        tasks.spawn(async move {
+            let report = control.await;
+            if report.connections_cut_off != 0 {
+                tracing::warn!(
+                    connections = report.connections_cut_off,
+                    "cut off at the end of the drain"
+                );
+            }
+            Ok(())
+        });
+        let accepting = accept(operators, admin, stopped.clone());
+        tasks.spawn(async move { Ok(accepting.await?) });
+        tasks.spawn(look_after(
+            self.file.clone(),
+            Arc::clone(&self.identity),
+            Arc::clone(peers),
+            stopped,
+        ));
+        Ok(Running { stop, tasks })
+    }
+
+    /// The admin routes of a process without a front door.
+    pub(super) fn admin(observed: Observed) -> Router {
+        admin::router(observed, None)
+    }
+
+    /// The line by which a person or a script knows that the role answers.
+    pub(super) fn say_ready(&self, console: &mut Console) -> anyhow::Result<()> {
+        let MemberConfig { name, control, admin, .. } = &self.me;
+        console.line(&format!("{name} answers on {control}, admin on http://{admin}"))?;
+        Ok(())
+    }
+}
+
+impl Running {
+    /// Ends the answering: no new calls, those in progress until the deadline, then everything.
+    pub(super) async fn end(mut self, deadline: Duration) {
+        self.stop.send_replace(true);
+        let all = async {
+            while let Some(ended) = self.tasks.join_next().await {
+                match ended {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::error!(%error, "a task of this role failed"),
+                    Err(error) => tracing::error!(%error, "a task of this role died"),
+                }
+            }
+        };
+        if timeout(deadline + CLOSE_WAIT, all).await.is_err() {
+            tracing::warn!("tasks were cut off at the end of the drain");
+            self.tasks.shutdown().await;
+        }
+    }
+}
+
+/// Asks the system to end this process with the one that started it.
+fn end_with_parent(parent: Option<u32>) -> anyhow::Result<()> {
+    let Some(parent) = parent else { return Ok(()) };
+    set_parent_process_death_signal(Some(Signal::TERM)).context("--parent cannot be watched")?;
+    // It may have ended before the system was asked.
+    let now = getppid().map(|pid| pid.as_raw_nonzero().get());
+    if now != i32::try_from(parent).ok() {
+        bail!("the process {parent}, which started this one, is gone");
+    }
+    Ok(())
+}
+
+fn facts(
+    config: &Config,
+    me: &MemberConfig,
+    checkpoint: &Checkpoint,
+    clock: &dyn Clock,
+) -> anyhow::Result<Facts> {
+    let arithmetic: Arithmetic = config.server.arith.into();
+    let tokenizer = checkpoint.folder().join("tokenizer.json");
+    let tokenizer =
+        fs::read(&tokenizer).with_context(|| format!("{} cannot be read", tokenizer.display()))?;
+    Ok(Facts {
+        protocol: PROTOCOL,
+        model: checkpoint.model_id()?,
+        layout: checkpoint.config().layout().fingerprint(),
+        numerics: arithmetic.numerics(),
+        block_tokens: BLOCK_TOKENS,
+        tokenizer: *blake3::hash(&tokenizer).as_bytes(),
+        member: me.identity(),
+        worker: me.rank(),
+        incarnation: clock.incarnation(),
+    })
+}
+
+/// Reads the configuration's members and the certificates again when their files change.
+async fn look_after(
+    file: PathBuf,
+    identity: Arc<Identity>,
+    peers: Arc<Peers>,
+    mut stopped: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let mut period = interval(LOOK_PERIOD);
+    let mut seen = changed_at(&file);
+    loop {
+        tokio::select! {
+            // A dropped sender says the same.
+            _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+            _ = period.tick() => {}
+        }
+        let now = changed_at(&file);
+        if now.is_some() && now != seen {
+            seen = now;
+            match block_in_place(|| Config::read(&file)) {
+                Ok(config) => peers.set(&config.cluster),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::error!(
+                        error,
+                        "the changed configuration cannot be used; the members stay as they are"
+                    );
+                }
+            }
+        }
+        match block_in_place(|| identity.reload_if_changed()) {
+            Ok(Reload::Taken) => tracing::info!("certificates were replaced"),
+            Ok(Reload::Unchanged) => {}
+            Err(error) => {
+                tracing::error!(%error, "the new certificates cannot be used; the old ones stay");
+            }
+        }
+    }
+}
+
+/// When a file was last changed, in nanoseconds; compared for change only.
+fn changed_at(file: &Path) -> Option<(i64, i64)> {
+    let metadata = fs::metadata(file).ok()?;
+    Some((metadata.mtime(), metadata.mtime_nsec()))
+}
+
+/// An address as the file has it.
+pub(super) fn shown(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "nowhere".to_owned(), |address| address.to_string())
+}

@@ -1,0 +1,386 @@
+//! The router as a process: front door, placement, and what the other members tell.
+//!
+//! A member counts as joined once it told something: a worker tells with each report of its load, so a process that
+//! answers while its worker stands still does not join. One that falls silent for [`SILENCE_MAX`] is taken for stuck: its link
+//! is made anew, which ends its requests here, and they go on elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use anyhow::Context;
+use gateway::{Gateway, GatewayParts};
+use parking_lot::Mutex;
+use router::{Role, Router};
+use serde_json::{Value, json};
+use shared::{Clock, DecodeDirectory, Flow, Placer, Timestamp, WorkerEvent, WorkerRank};
+use tokio::sync::watch;
+use tokio::task::{JoinSet, block_in_place};
+use tokio::time::{interval, timeout};
+
+use super::base::{Base, Offered};
+use super::peers::Peers;
+use crate::admin::{self, Observed};
+use crate::clock::random_bytes;
+use crate::config::{MemberConfig, ROLLBACK};
+use crate::console::Console;
+use crate::identity::MemberRole;
+use crate::model;
+use crate::serve::{accept, bind};
+use crate::wire::{Link, Watch, Watched, watch as watch_member};
+use crate::wiring::parts::{Placement, PlacementParts, Teller, Told};
+
+/// The roles that a router listens to.
+const HEARD: &[MemberRole] = &[MemberRole::Decode, MemberRole::Prefill, MemberRole::Kvstore];
+/// How long a worker may tell nothing. It reports its load every second while it works, whatever a step costs; a step of a
+/// slow machine is shorter than this.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// Pause between two looks at who is silent.
+const SILENCE_PERIOD: Duration = Duration::from_secs(1);
+
+/// Why a router is not ready.
+const NO_THREAD: &str = "the placement thread ended by a fault and needs a restart of this process";
+const NO_DECODE: &str =
+    "no decode worker has joined this router; look at /debug/members of its admin listener";
+
+/// Runs the router until it is told to stop.
+///
+/// # Errors
+/// When a setting, an address or the tokenizer cannot be used.
+pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result<()> {
+    let listen = base.me.listen.unwrap_or(base.config.server.listen);
+    let clients = bind(listen, "listen of the member").await?;
+    let peers = base.peers(HEARD);
+    let heard = Arc::new(Heard::default());
+    let placement = Arc::new(place(&base, &heard)?);
+    let (teller, clock) = (placement.teller(), Arc::clone(&base.clock));
+    let listeners = Arc::clone(&heard);
+    peers.accompany(Box::new({
+        let teller = teller.clone();
+        move |link, member| {
+            Box::new(listeners.listen(link, member, teller.clone(), Arc::clone(&clock)))
+        }
+    }));
+
+    let (gateway, name) = open_gateway(&base, &placement, &peers, &heard)?;
+    let admin = admin::router(observe(&base, &placement, &peers, &heard), Some(&gateway));
+    let running = base.answer(Offered::default(), admin, &peers)?;
+
+    let (stop, stopped) = watch::channel(false);
+    let mut tasks = JoinSet::new();
+    let accepting = accept(clients, gateway.public_router(), stopped.clone());
+    tasks.spawn(async move {
+        if let Err(error) = accepting.await {
+            tracing::error!(%error, "clients are not accepted any more");
+        }
+    });
+    let silence = Silence {
+        heard: Arc::clone(&heard),
+        peers: Arc::clone(&peers),
+        teller,
+        clock: Arc::clone(&base.clock),
+    };
+    tasks.spawn(silence.look(stopped));
+    base.say_ready(console)?;
+    console.line(&format!("listening on http://{listen} (model {name})"))?;
+    base.stop.wait().await;
+
+    console.progress(&format!("draining: {} requests in work", gateway.in_flight()));
+    gateway.begin_drain();
+    tokio::select! {
+        _ = timeout(base.drain(), gateway.drained()) => {}
+        () = base.stop.wait() => {}
+    }
+    let left = gateway.in_flight();
+    stop.send_replace(true);
+    gateway.cut_off().await;
+    if timeout(Duration::from_secs(1), async { while tasks.join_next().await.is_some() {} })
+        .await
+        .is_err()
+    {
+        tasks.shutdown().await;
+    }
+    running.end(Duration::from_secs(1)).await;
+    peers.close().await;
+    block_in_place(|| {
+        drop(gateway);
+        drop(placement);
+    });
+    let rest = if left == 0 { String::new() } else { format!("; {left} requests were cut off") };
+    console.line(&format!("drained{rest}"))?;
+    Ok(())
+}
+
+/// The front door before this router, and the model's name.
+fn open_gateway(
+    base: &Base,
+    placement: &Arc<Placement>,
+    peers: &Arc<Peers>,
+    heard: &Arc<Heard>,
+) -> anyhow::Result<(Gateway, String)> {
+    let served = block_in_place(|| {
+        model::served(&base.config.server, &base.checkpoint, base.clock.as_ref())
+    })?;
+    let name = served.names.first().cloned().unwrap_or_default();
+    let (thread, members) = (Arc::clone(placement), Arc::clone(heard));
+    let parts = GatewayParts {
+        placer: Arc::clone(placement) as Arc<dyn Placer>,
+        directory: base.telemetry.directory(Arc::clone(peers) as Arc<dyn DecodeDirectory>),
+        health: Arc::new(move || match (thread.is_running(), members.joined(MemberRole::Decode)) {
+            (false, _) => Err(NO_THREAD.to_owned()),
+            (true, 0) => Err(NO_DECODE.to_owned()),
+            (true, _) => Ok(()),
+        }),
+        clock: Arc::clone(&base.clock),
+        request_id_seed: random_bytes().context("no random bytes for request ids")?,
+    };
+    let config = base.config.gateway.clone();
+    Ok((block_in_place(|| Gateway::new(config, served, parts))?, name))
+}
+
+fn place(base: &Base, heard: &Arc<Heard>) -> anyhow::Result<Placement> {
+    let geometry = base.checkpoint.config().geometry(ROLLBACK);
+    let heard = Arc::clone(heard);
+    let parts = PlacementParts {
+        router: Router::new(base.config.router(geometry)?)?,
+        members: Vec::new(),
+        // A request that is placed anew has two places for a moment.
+        requests_max: 2 * base.config.gateway.requests_in_flight_max,
+        clock: Arc::clone(&base.clock),
+        poll: Box::new(Vec::new),
+        resync: Box::new(move |worker| heard.begin_anew(worker)),
+    };
+    Placement::start(parts).context("the placement thread")
+}
+
+fn observe(
+    base: &Base,
+    placement: &Arc<Placement>,
+    peers: &Arc<Peers>,
+    heard: &Arc<Heard>,
+) -> Observed {
+    let (placement, peers, heard) = (Arc::clone(placement), Arc::clone(peers), Arc::clone(heard));
+    Observed {
+        figures: vec![
+            Arc::new(move |text| {
+                admin::routing(&placement.snapshot(), placement.events_lost(), text);
+            }),
+            base.telemetry.figures(),
+        ],
+        members: Some(Arc::new(move || heard.mark(peers.states()))),
+        ..Observed::default()
+    }
+}
+
+/// The members that this router listens to.
+#[derive(Default)]
+struct Heard {
+    table: Mutex<BTreeMap<WorkerRank, Member>>,
+    epochs: AtomicU64,
+}
+
+/// Listening to one member. Its end is that member's leave.
+struct Listening {
+    heard: Arc<Heard>,
+    worker: WorkerRank,
+    epoch: u64,
+    teller: Teller,
+    /// Ends first, so that nothing is heard behind the leave.
+    watch: Option<Arc<Mutex<Watch>>>,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.watch = None;
+        let mut table = self.heard.table.lock();
+        if table.get(&self.worker).is_none_or(|member| member.epoch != self.epoch) {
+            return;
+        }
+        let joined = table.remove(&self.worker).is_some_and(|member| member.joined);
+        if joined && self.teller.membership(Told::Left(self.worker)).is_err() {
+            tracing::error!(worker = %self.worker, "the placement thread is too far behind to hear of a leave");
+        }
+    }
+}
+
+struct Member {
+    /// Tells this listening from an earlier one of the same member.
+    epoch: u64,
+    name: String,
+    role: MemberRole,
+    watch: Weak<Mutex<Watch>>,
+    joined: bool,
+    /// When it last told something, or the watch began.
+    at: Timestamp,
+}
+
+impl Heard {
+    /// Listens to the member at the other end of a link for as long as the result lives.
+    fn listen(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        config: &MemberConfig,
+        teller: Teller,
+        clock: Arc<dyn Clock>,
+    ) -> Listening {
+        let worker = config.rank();
+        let epoch = self.epochs.fetch_add(1, Ordering::Relaxed);
+        let member = Member {
+            epoch,
+            name: config.name.clone(),
+            role: config.role(),
+            watch: Weak::new(),
+            joined: false,
+            at: clock.now(),
+        };
+        self.table.lock().insert(worker, member);
+        let mut ear = Ear {
+            heard: Arc::clone(self),
+            worker,
+            role: placed_as(config.role()),
+            teller: teller.clone(),
+            clock,
+            pending: None,
+        };
+        let watch = watch_member(link, Box::new(move |watched| ear.take(watched)));
+        let watch = Arc::new(Mutex::new(watch));
+        if let Some(member) = self.table.lock().get_mut(&worker) {
+            member.watch = Arc::downgrade(&watch);
+        }
+        Listening { heard: Arc::clone(self), worker, epoch, teller, watch: Some(watch) }
+    }
+
+    fn begin_anew(&self, worker: WorkerRank) {
+        let watch = self.table.lock().get(&worker).and_then(|member| member.watch.upgrade());
+        if let Some(watch) = watch {
+            watch.lock().begin_anew();
+        }
+    }
+
+    fn note(&self, worker: WorkerRank, now: Timestamp, joined: bool) -> bool {
+        let mut table = self.table.lock();
+        let Some(member) = table.get_mut(&worker) else { return joined };
+        member.at = now;
+        std::mem::replace(&mut member.joined, joined)
+    }
+
+    fn joined(&self, role: MemberRole) -> usize {
+        let table = self.table.lock();
+        table.values().filter(|member| member.role == role && member.joined).count()
+    }
+
+    /// Workers that joined and then told nothing for too long. They count as not joined from now on.
+    fn take_silent(&self, now: Timestamp) -> Vec<WorkerRank> {
+        let mut table = self.table.lock();
+        let silent = table.iter_mut().filter(|(_, member)| {
+            member.joined
+                && member.role != MemberRole::Kvstore
+                && SILENCE_MAX < now.since(member.at)
+        });
+        silent
+            .map(|(worker, member)| {
+                member.joined = false;
+                tracing::error!(
+                    member = member.name,
+                    "a worker stands still; its requests go elsewhere"
+                );
+                *worker
+            })
+            .collect()
+    }
+
+    /// Says of each member whether it has joined.
+    fn mark(&self, mut states: Value) -> Value {
+        let table = self.table.lock();
+        for member in table.values() {
+            if let Some(state) = states.get_mut(&member.name).and_then(Value::as_object_mut) {
+                state.insert("joined".to_owned(), json!(member.joined));
+            }
+        }
+        states
+    }
+}
+
+/// Hears one member, on the tasks of its link.
+struct Ear {
+    heard: Arc<Heard>,
+    worker: WorkerRank,
+    role: Role,
+    teller: Teller,
+    clock: Arc<dyn Clock>,
+    /// A change that found the queue full. Until it is told nothing else is: the gap shows, and the router asks again.
+    pending: Option<Told>,
+}
+
+impl Ear {
+    fn take(&mut self, watched: Watched) -> Flow {
+        let now = self.clock.now();
+        match watched {
+            // It joins with its first event.
+            Watched::Begun(_) => {}
+            Watched::Event(event) => return self.event(event, now),
+            Watched::Interrupted => {
+                if self.heard.note(self.worker, now, false) {
+                    self.pending = Some(Told::Left(self.worker));
+                }
+                self.tell_pending();
+            }
+        }
+        Flow::Open
+    }
+
+    fn event(&mut self, event: WorkerEvent, now: Timestamp) -> Flow {
+        if !self.heard.note(self.worker, now, true) {
+            // It may have been told to have left and not heard yet, or never have been there.
+            self.tell_pending();
+            self.pending = Some(Told::Joined(self.worker, self.role));
+        }
+        self.tell_pending();
+        if self.pending.is_some() {
+            return Flow::Open;
+        }
+        self.teller.event(event)
+    }
+
+    fn tell_pending(&mut self) {
+        if let Some(change) = self.pending.take() {
+            self.pending = self.teller.membership(change).err();
+        }
+    }
+}
+
+fn placed_as(role: MemberRole) -> Role {
+    match role {
+        MemberRole::Decode => Role::Decode,
+        MemberRole::Prefill => Role::Prefill,
+        MemberRole::Kvstore | MemberRole::Router => Role::Store,
+    }
+}
+
+/// Makes the links of workers that stand still anew. Their requests end with the old link.
+struct Silence {
+    heard: Arc<Heard>,
+    peers: Arc<Peers>,
+    teller: Teller,
+    clock: Arc<dyn Clock>,
+}
+
+impl Silence {
+    async fn look(self, mut stopped: watch::Receiver<bool>) {
+        let mut period = interval(SILENCE_PERIOD);
+        let mut untold = Vec::new();
+        loop {
+            tokio::select! {
+                // A dropped sender says the same.
+                _ = stopped.wait_for(|stop| *stop) => return,
+                _ = period.tick() => {}
+            }
+            for worker in self.heard.take_silent(self.clock.now()) {
+                self.peers.relink(worker);
+                untold.push(worker);
+            }
+            untold.retain(|worker| self.teller.membership(Told::Left(*worker)).is_err());
+        }
+    }
+}

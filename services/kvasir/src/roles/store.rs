@@ -1,0 +1,155 @@
+//! A store node as a process: host memory and a drive, behind lookups, offers and reads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use kvstore::{DiskConfig, DiskTier, DiskWiring, HostTier, HostWiring, PeerTransport, Transport};
+use shared::{CacheEvent, ObjectKind, RegionId, WorkerEvent, WorkerRank};
+use tokio::sync::watch;
+use tokio::task::block_in_place;
+use tokio::time::{interval, timeout};
+
+use super::base::{Base, Offered};
+use super::peers::Peers;
+use crate::admin::{self, Observed};
+use crate::console::Console;
+use crate::wire::EventHub;
+use crate::wiring::parts::{Asked, NamedPool};
+
+/// Pause between two looks at what changed: routers know it at most so much later.
+const CHANGES_PERIOD: Duration = Duration::from_millis(50);
+
+/// Runs the node until it is told to stop.
+///
+/// # Errors
+/// When memory is refused, the folder of the drive cannot be used, or an address is taken.
+pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result<()> {
+    let peers = base.peers(&[]);
+    let transport = Arc::new(base.transport(&peers)?);
+    let rank = base.me.rank();
+    let tier = Arc::new(start(&base, &transport)?);
+    transport.register_shared(tier.blocks(), tier.block_memory())?;
+    transport.register_shared(tier.windows(), tier.window_memory())?;
+
+    let asked = Asked::default();
+    let hub = EventHub::new({
+        let asked = asked.clone();
+        move || asked.ask(rank)
+    });
+    let (stop, stopped) = watch::channel(false);
+    let incarnation = base.facts.incarnation;
+    let changes =
+        Changes { tier: Arc::clone(&tier), hub: Arc::clone(&hub), asked, rank, incarnation };
+    let mut telling = tokio::task::JoinSet::new();
+    telling.spawn(changes.tell(stopped));
+    let observed = observe(&base, &tier, &transport, &peers);
+    let offered =
+        Offered { store: Some(Arc::clone(&tier) as _), events: Some(hub), ..Offered::default() };
+    let running = base.answer(offered, Base::admin(observed), &peers)?;
+    base.say_ready(console)?;
+    base.stop.wait().await;
+    console.progress("draining");
+    stop.send_replace(true);
+    running.end(base.drain()).await;
+    if timeout(CHANGES_PERIOD * 10, telling.join_next()).await.is_err() {
+        telling.shutdown().await;
+    }
+    transport.close().await;
+    // What waits for the drive is written here.
+    block_in_place(|| drop(tier));
+    peers.close().await;
+    console.line("drained")?;
+    Ok(())
+}
+
+/// Host memory, and the drive below it if the member has one.
+fn start(base: &Base, transport: &Arc<PeerTransport>) -> anyhow::Result<HostTier> {
+    let rank = base.me.rank();
+    let layout = base.checkpoint.config().layout();
+    let disk = match &base.me.disk {
+        None => None,
+        Some(folder) => {
+            let config = DiskConfig { folder: folder.clone(), ..base.config.disk.clone() };
+            let wiring = DiskWiring {
+                block_bytes: layout.block_bytes(),
+                layout: layout.fingerprint(),
+                numerics: base.facts.numerics.clone(),
+                clock: Arc::clone(&base.clock),
+            };
+            let started = block_in_place(|| DiskTier::start(&config, wiring));
+            Some(Arc::new(started.context("the drive of this store node")?))
+        }
+    };
+    let wiring = HostWiring {
+        block_slot_bytes: layout.block_bytes(),
+        window_slot_bytes: layout.window_bytes(),
+        block_region: RegionId::of(rank, ObjectKind::Block),
+        window_region: RegionId::of(rank, ObjectKind::Window),
+        transport: Arc::clone(transport) as Arc<dyn Transport>,
+        clock: Arc::clone(&base.clock),
+        disk,
+    };
+    let tier = block_in_place(|| HostTier::start(&base.config.store, wiring));
+    tier.context("the store ([store] of the configuration)")
+}
+
+fn observe(
+    base: &Base,
+    tier: &Arc<HostTier>,
+    transport: &Arc<PeerTransport>,
+    peers: &Arc<Peers>,
+) -> Observed {
+    let (counted, read, linked) = (Arc::clone(tier), Arc::clone(transport), Arc::clone(peers));
+    let evicted = Arc::clone(tier);
+    Observed {
+        pools: vec![
+            NamedPool::new("store_blocks", tier.blocks()),
+            NamedPool::new("store_windows", tier.windows()),
+        ],
+        figures: vec![
+            Arc::new(move |text| admin::store(&counted.stats(), text)),
+            Arc::new(move |text| admin::reads(&read.stats(), text)),
+            base.telemetry.figures(),
+        ],
+        evict_disk: Some(Arc::new(move || evicted.evict_disk())),
+        members: Some(Arc::new(move || linked.states())),
+        ..Observed::default()
+    }
+}
+
+/// Tells routers what the node holds.
+struct Changes {
+    tier: Arc<HostTier>,
+    hub: Arc<EventHub>,
+    asked: Asked,
+    rank: WorkerRank,
+    incarnation: u64,
+}
+
+impl Changes {
+    async fn tell(self, mut stopped: watch::Receiver<bool>) {
+        let mut period = interval(CHANGES_PERIOD);
+        let mut sequence = 0;
+        loop {
+            tokio::select! {
+                // A dropped sender says the same.
+                _ = stopped.wait_for(|stop| *stop) => return,
+                _ = period.tick() => {}
+            }
+            let whole = self.asked.take(self.rank);
+            let changes =
+                if whole { self.tier.resync_changes() } else { self.tier.drain_changes() };
+            for change in changes {
+                let (worker, incarnation) = (self.rank, self.incarnation);
+                self.hub.emit(WorkerEvent::Cache(CacheEvent {
+                    worker,
+                    incarnation,
+                    sequence,
+                    change,
+                }));
+                sequence += 1;
+            }
+        }
+    }
+}

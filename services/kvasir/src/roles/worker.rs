@@ -1,0 +1,178 @@
+//! A prefill or a decode worker as a process: one model, one slab, one data plane.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use decode::{DecodeParts, DecodeWorker};
+use engine::{Engine, Part, loaded_share};
+use gateway::MetricsProvider;
+use kvstore::{PeerTransport, Transport};
+use prefill::{PrefillParts, PrefillWorker};
+use shared::{BlockStore, Flow, PrefillDirectory, Sink, WorkerEvent};
+use tokio::task::block_in_place;
+
+use super::base::{Base, Offered};
+use super::peers::Peers;
+use super::stores::Stores;
+use crate::admin::{self, Observed};
+use crate::console::Console;
+use crate::identity::MemberRole;
+use crate::wire::EventHub;
+use crate::wiring::parts::{Asked, NamedPool, WorkerEvents, WorkerMemory, load, worker_memory};
+
+/// Either worker, behind what this process needs of it.
+#[derive(Clone)]
+enum Worker {
+    Prefill(Arc<PrefillWorker>),
+    Decode(Arc<DecodeWorker>),
+}
+
+impl Worker {
+    fn begin_drain(&self) {
+        match self {
+            Self::Prefill(worker) => worker.begin_drain(),
+            Self::Decode(worker) => worker.begin_drain(),
+        }
+    }
+
+    fn idle(&self) -> bool {
+        match self {
+            Self::Prefill(worker) => worker.idle(),
+            Self::Decode(worker) => worker.idle(),
+        }
+    }
+
+    fn figures(&self) -> MetricsProvider {
+        match self.clone() {
+            Self::Prefill(worker) => Arc::new(move |text| admin::prefill(&worker.stats(), text)),
+            Self::Decode(worker) => Arc::new(move |text| admin::decode(&worker.stats(), text)),
+        }
+    }
+}
+
+/// What a worker is made of besides its settings.
+struct Parts {
+    engine: Arc<Engine>,
+    memory: WorkerMemory,
+    transport: Arc<PeerTransport>,
+    peers: Arc<Peers>,
+    events: Box<dyn Sink<WorkerEvent>>,
+}
+
+/// Runs the worker until it is told to stop.
+///
+/// # Errors
+/// When the model cannot be loaded, memory is refused, or an address is taken.
+pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result<()> {
+    let role = base.me.role();
+    let part = if role == MemberRole::Prefill { Part::Encoder } else { Part::Whole };
+    let arithmetic = base.config.server.arith.into();
+    let engine = block_in_place(|| {
+        load(&base.checkpoint, arithmetic, part, &mut |line| console.progress(line))
+    })?;
+    let engine = Arc::new(engine);
+    let memory =
+        block_in_place(|| worker_memory(engine.layout(), &base.config.server, base.me.rank()))?;
+    let peers = base.peers(match role {
+        MemberRole::Prefill => &[MemberRole::Kvstore],
+        _ => &[MemberRole::Kvstore, MemberRole::Prefill],
+    });
+    let transport = Arc::new(base.transport(&peers)?);
+    transport.register_shared(&memory.blocks, &memory.slab_memory)?;
+    transport.register_shared(&memory.windows, &memory.window_memory)?;
+
+    let asked = Asked::default();
+    let rank = base.me.rank();
+    let hub = EventHub::new({
+        let asked = asked.clone();
+        move || asked.ask(rank)
+    });
+    let told = Arc::clone(&hub);
+    let pass = move |event| {
+        told.emit(event);
+        Flow::Open
+    };
+    let events = Box::new(WorkerEvents::new(rank, &memory.blocks, asked, pass));
+    let [blocks, windows] = match role {
+        MemberRole::Prefill => ["prefill_blocks", "prefill_windows"],
+        _ => ["decode_blocks", "decode_windows"],
+    };
+    let pools =
+        vec![NamedPool::new(blocks, &memory.blocks), NamedPool::new(windows, &memory.windows)];
+    let parts = Parts {
+        engine,
+        memory,
+        transport: Arc::clone(&transport),
+        peers: Arc::clone(&peers),
+        events,
+    };
+    let worker = start(&base, parts)?;
+
+    let observed = observe(&base, &worker, &transport, &peers, pools);
+    let offered = match &worker {
+        Worker::Prefill(worker) => {
+            let worker = base.telemetry.prefill(Arc::clone(worker) as _, rank);
+            Offered { prefill: Some(worker), ..Offered::default() }
+        }
+        Worker::Decode(worker) => {
+            let worker = base.telemetry.decode(Arc::clone(worker) as _, rank);
+            Offered { decode: Some(worker), ..Offered::default() }
+        }
+    };
+    let offered = Offered { events: Some(hub), ..offered };
+    let running = base.answer(offered, Base::admin(observed), &peers)?;
+    base.say_ready(console)?;
+    base.stop.wait().await;
+    console.progress("draining");
+    worker.begin_drain();
+    running.end(base.drain()).await;
+    transport.close().await;
+    block_in_place(|| drop(worker));
+    peers.close().await;
+    console.line("drained")?;
+    Ok(())
+}
+
+fn start(base: &Base, parts: Parts) -> anyhow::Result<Worker> {
+    let Parts { engine, memory, transport, peers, events } = parts;
+    let nodes = Arc::clone(&peers);
+    let store: Arc<dyn BlockStore> = Arc::new(Stores::new(Arc::new(move || nodes.stores())));
+    let transport = transport as Arc<dyn Transport>;
+    let (rank, clock) = (base.me.rank(), Arc::clone(&base.clock));
+    let WorkerMemory { slab, blocks: pool, windows, .. } = memory;
+    if base.me.role() == MemberRole::Prefill {
+        let parts =
+            PrefillParts { rank, engine, slab, pool, windows, transport, store, clock, events };
+        let worker = PrefillWorker::start(base.config.prefill.clone(), parts)?;
+        return Ok(Worker::Prefill(Arc::new(worker)));
+    }
+    let prefill = peers as Arc<dyn PrefillDirectory>;
+    let parts =
+        DecodeParts { rank, engine, slab, pool, windows, transport, store, prefill, clock, events };
+    let worker = DecodeWorker::start(base.config.decode.clone(), parts);
+    Ok(Worker::Decode(Arc::new(worker.context("the decode worker")?)))
+}
+
+fn observe(
+    base: &Base,
+    worker: &Worker,
+    transport: &Arc<PeerTransport>,
+    peers: &Arc<Peers>,
+    pools: Vec<NamedPool>,
+) -> Observed {
+    let (counted, read, linked) = (worker.clone(), Arc::clone(transport), Arc::clone(peers));
+    let share = loaded_share(base.checkpoint.config(), Part::Encoder);
+    let is_prefill = base.me.role() == MemberRole::Prefill;
+    Observed {
+        pools,
+        figures: vec![
+            worker.figures(),
+            Arc::new(move |text| admin::reads(&read.stats(), text)),
+            base.telemetry.figures(),
+        ],
+        busy: vec![Arc::new(move || usize::from(!counted.idle()))],
+        prefill_loaded_share: is_prefill.then_some(share.with_tables),
+        evict_disk: None,
+        members: Some(Arc::new(move || linked.states())),
+    }
+}
