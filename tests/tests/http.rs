@@ -1,7 +1,7 @@
 //! The smallest HTTP client that shows what a server does: one request per connection, HTTP/1.0, so that a body ends
 //! where the connection does and nothing between the test and the bytes can hide a fault.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -64,10 +64,28 @@ pub(crate) fn post(address: SocketAddr, path: &str, body: &str) -> Response {
     whole(open(address, "POST", path, body))
 }
 
+/// A request to a server that may not be there, or may go away.
+pub(crate) fn try_request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> io::Result<Response> {
+    let mut open = try_open(address, method, path, body)?;
+    let mut body = String::new();
+    open.lines.read_to_string(&mut body)?;
+    Ok(Response { status: open.status, body })
+}
+
 /// Sends a request and returns when the head of the answer is there. Dropping the result disconnects.
 pub(crate) fn open(address: SocketAddr, method: &str, path: &str, body: &str) -> Open {
-    let mut stream = TcpStream::connect(address).expect("the server accepts connections");
-    stream.set_read_timeout(Some(SILENCE_MAX)).expect("a read timeout can be set");
+    try_open(address, method, path, body)
+        .unwrap_or_else(|error| panic!("no answer to {method} {path}: {error}"))
+}
+
+fn try_open(address: SocketAddr, method: &str, path: &str, body: &str) -> io::Result<Open> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
     let head = format!(
         "{method} {path} HTTP/1.0\r\nhost: {address}\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n",
@@ -77,15 +95,16 @@ pub(crate) fn open(address: SocketAddr, method: &str, path: &str, body: &str) ->
     let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
     let mut lines = BufReader::new(stream);
     let mut line = String::new();
-    let read = lines.read_line(&mut line);
-    assert!(read.is_ok() && !line.is_empty(), "no answer to {method} {path}: {sent:?}, {read:?}");
+    if lines.read_line(&mut line)? == 0 {
+        return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
+    }
     let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
     let status = status.unwrap_or_else(|| panic!("no status line: {line}"));
     loop {
         let mut line = String::new();
-        lines.read_line(&mut line).expect("the head can be read");
+        lines.read_line(&mut line)?;
         if line.trim_end().is_empty() {
-            return Open { status, lines };
+            return Ok(Open { status, lines });
         }
     }
 }
@@ -96,8 +115,8 @@ fn whole(mut open: Open) -> Response {
     Response { status: open.status, body }
 }
 
-/// Sends a request and closes the connection without reading anything.
-pub(crate) fn send_and_leave(address: SocketAddr, path: &str, body: &str) {
+/// Sends a request and reads nothing. Dropping the result disconnects.
+pub(crate) fn send(address: SocketAddr, path: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("the server accepts connections");
     let head = format!(
         "POST {path} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -105,4 +124,10 @@ pub(crate) fn send_and_leave(address: SocketAddr, path: &str, body: &str) {
     );
     stream.write_all(head.as_bytes()).expect("the head fits the socket");
     stream.write_all(body.as_bytes()).expect("the body fits the socket");
+    stream
+}
+
+/// Sends a request and closes the connection without reading anything.
+pub(crate) fn send_and_leave(address: SocketAddr, path: &str, body: &str) {
+    drop(send(address, path, body));
 }

@@ -48,8 +48,13 @@ pub(crate) fn serve(arguments: &[&str], errors: Stdio) -> Child {
 
 /// Asks a process to end (SIGTERM).
 pub(crate) fn terminate(child: &Child) {
-    let asked = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-    assert!(asked.expect("kill can be started").success());
+    signal(child.id(), "TERM");
+}
+
+/// Sends a process a signal, named without SIG.
+pub(crate) fn signal(process: u32, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status();
+    assert!(sent.expect("kill can be started").success(), "SIG{name} to {process}");
 }
 
 /// A server that is killed when the test is over.

@@ -79,6 +79,10 @@ pub struct ServerConfig {
     pub window_objects: u32,
     /// How long a drain waits for requests in work, in seconds, 0 to 3600. Default 30, the usual grace of a supervisor.
     pub drain_seconds: u64,
+    /// How long a worker in another process may tell nothing before the router takes it for stuck and sends its requests
+    /// elsewhere, in seconds, 2 to 3600. Default 20. It reports its load every second, but not during a step: with a model
+    /// so slow that one step takes longer, raise it.
+    pub worker_silence_seconds: u64,
     /// Name that clients use for the model. Default: the name of the model's folder.
     pub model_name: Option<String>,
     /// File with the 64 hexadecimal digits that key all block names, relative to the configuration's folder; it must not be readable by others. Default: none, a
@@ -96,6 +100,7 @@ impl Default for ServerConfig {
             device_blocks: 2_048,
             window_objects: 256,
             drain_seconds: 30,
+            worker_silence_seconds: 20,
             model_name: None,
             cluster_secret_file: None,
         }
@@ -208,6 +213,11 @@ impl Config {
                 "1..=1048576",
             ),
             ("server.drain_seconds", server.drain_seconds <= 3_600, "0..=3600"),
+            (
+                "server.worker_silence_seconds",
+                (2..=3_600).contains(&server.worker_silence_seconds),
+                "2..=3600",
+            ),
             (
                 "store.block_bytes_max",
                 self.store.block_bytes_max <= STORE_BYTES_MAX,

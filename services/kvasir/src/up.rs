@@ -92,7 +92,8 @@ impl LocalCluster {
         };
         let plan = plan::write(wanted, &clock)?;
         let supervisor = Supervisor::start(&plan, options.drain + END_GRACE).await?;
-        let mut cluster = Self { plan, supervisor, clock, stopped: BTreeSet::new(), lock, temporary };
+        let mut cluster =
+            Self { plan, supervisor, clock, stopped: BTreeSet::new(), lock, temporary };
         if let Err(error) = cluster.ready().await {
             cluster.shutdown().await;
             return Err(error);

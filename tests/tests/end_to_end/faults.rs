@@ -128,7 +128,7 @@ fn characters_arrive_whole_however_tokens_cut_them() {
 }
 
 #[test]
-fn a_lost_worker_is_replaced_before_the_first_token_and_told_after_it() {
+fn a_lost_worker_is_replaced_and_told_when_every_one_is_lost() {
     let (_folder, server) = scripted();
     let retried = post(server.clients, CHAT, &ask("lost early", false));
     assert_eq!(retried.json()["choices"][0]["message"]["content"], "never", "{}", retried.body);

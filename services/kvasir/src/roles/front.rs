@@ -1,7 +1,7 @@
 //! The router as a process: front door, placement, and what the other members tell.
 //!
 //! A member counts as joined once it told something: a worker tells with each report of its load, so a process that
-//! answers while its worker stands still does not join. One that falls silent for [`SILENCE_MAX`] is taken for stuck: its link
+//! answers while its worker stands still does not join. One that falls silent for `server.worker_silence_seconds` is taken for stuck: its link
 //! is made anew, which ends its requests here, and they go on elsewhere.
 
 use std::collections::BTreeMap;
@@ -33,9 +33,6 @@ use crate::wiring::parts::{Placement, PlacementParts, Teller, Told};
 
 /// The roles that a router listens to.
 const HEARD: &[MemberRole] = &[MemberRole::Decode, MemberRole::Prefill, MemberRole::Kvstore];
-/// How long a worker may tell nothing. It reports its load every second while it works, whatever a step costs; a step of a
-/// slow machine is shorter than this.
-const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// Pause between two looks at who is silent.
 const SILENCE_PERIOD: Duration = Duration::from_secs(1);
 
@@ -80,6 +77,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
         peers: Arc::clone(&peers),
         teller,
         clock: Arc::clone(&base.clock),
+        silence_max: Duration::from_secs(base.config.server.worker_silence_seconds),
     };
     tasks.spawn(silence.look(stopped));
     base.say_ready(console)?;
@@ -271,12 +269,12 @@ impl Heard {
     }
 
     /// Workers that joined and then told nothing for too long. They count as not joined from now on.
-    fn take_silent(&self, now: Timestamp) -> Vec<WorkerRank> {
+    fn take_silent(&self, now: Timestamp, silence_max: Duration) -> Vec<WorkerRank> {
         let mut table = self.table.lock();
         let silent = table.iter_mut().filter(|(_, member)| {
             member.joined
                 && member.role != MemberRole::Kvstore
-                && SILENCE_MAX < now.since(member.at)
+                && silence_max < now.since(member.at)
         });
         silent
             .map(|(worker, member)| {
@@ -364,6 +362,7 @@ struct Silence {
     peers: Arc<Peers>,
     teller: Teller,
     clock: Arc<dyn Clock>,
+    silence_max: Duration,
 }
 
 impl Silence {
@@ -376,11 +375,59 @@ impl Silence {
                 _ = stopped.wait_for(|stop| *stop) => return,
                 _ = period.tick() => {}
             }
-            for worker in self.heard.take_silent(self.clock.now()) {
+            for worker in self.heard.take_silent(self.clock.now(), self.silence_max) {
                 self.peers.relink(worker);
                 untold.push(worker);
             }
             untold.retain(|worker| self.teller.membership(Told::Left(*worker)).is_err());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+    use std::time::Duration;
+
+    use serde_json::json;
+    use shared::{DpRank, Timestamp, WorkerId, WorkerRank};
+
+    use super::{Heard, Member};
+    use crate::identity::MemberRole;
+
+    fn rank(worker: u32) -> WorkerRank {
+        WorkerRank { worker: WorkerId(worker), rank: DpRank(0) }
+    }
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn a_worker_that_stands_still_is_found_once_and_a_store_may_be_silent() {
+        let heard = Heard::default();
+        let members = [
+            (1, "decode-1", MemberRole::Decode),
+            (2, "decode-2", MemberRole::Decode),
+            (3, "kvstore-1", MemberRole::Kvstore),
+            (4, "prefill-1", MemberRole::Prefill),
+        ];
+        for (id, name, role) in members {
+            let (name, watch, joined) = (name.to_owned(), Weak::new(), false);
+            let member = Member { epoch: 0, name, role, watch, joined, at: at(0) };
+            heard.table.lock().insert(rank(id), member);
+        }
+        for id in 1..4 {
+            assert!(!heard.note(rank(id), at(1), true), "it had not joined");
+        }
+        assert!(heard.note(rank(2), at(9), true));
+        assert_eq!(heard.joined(MemberRole::Decode), 2);
+        let limit = Duration::from_secs(5);
+        assert_eq!(heard.take_silent(at(6), limit), []);
+        assert_eq!(heard.take_silent(at(7), limit), [rank(1)], "prefill-1 never joined");
+        assert_eq!(heard.take_silent(at(8), limit), [], "it is told once");
+        assert_eq!(heard.joined(MemberRole::Decode), 1);
+        let marked = heard.mark(json!({"decode-1": {}, "decode-2": {}}));
+        assert_eq!(marked, json!({"decode-1": {"joined": false}, "decode-2": {"joined": true}}));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Invariants: every process started here is waited for; one that ends unasked is started again, a bounded number of times;
 //! at the end all get SIGTERM, and SIGKILL at the deadline; should this process die, they end with it (they ask the system
-//! for that signal by themselves, see `parent`).
+//! for that signal by themselves, see `parent`). The system counts the thread that started a process as its parent: nothing
+//! here may run where threads of the runtime come and go (`block_in_place`, `spawn_blocking`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

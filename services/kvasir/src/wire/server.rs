@@ -6,6 +6,7 @@
 mod services;
 
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -204,6 +205,11 @@ async fn connection(host: Host, socket: TcpStream, from: SocketAddr) {
     let accepting = TlsAcceptor::from(Arc::new(config)).accept(socket);
     let stream = match timeout(limits.handshake_max, accepting).await {
         Ok(Ok(stream)) => stream,
+        // A peer that gave up while this member was still loading.
+        Ok(Err(error)) if error.kind() == ErrorKind::UnexpectedEof => {
+            tracing::debug!(%from, %error, "a connection ended before it began");
+            return;
+        }
         Ok(Err(error)) => {
             tracing::warn!(%from, %error, "refused a connection: its peer proved no identity of this cluster");
             return;

@@ -1,0 +1,67 @@
+//! Blocks on disk: they outlive a restart of everything, and damage to them costs time only.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::up::Up;
+use super::view::{EXACT, SOON, View, long_prompt, until};
+
+/// Waits until the store has written so many blocks.
+fn written(view: &View, blocks: f64) {
+    until("the blocks were on disk", SOON, || {
+        let written = view.metric("kvstore-1", "kvasir_kvstore_disk_written_total");
+        (blocks <= written).then_some(())
+    });
+}
+
+/// Flips one byte of every few thousand in the segments, their heads left out.
+fn damage(folder: &Path) -> usize {
+    let mut flipped = 0;
+    for entry in fs::read_dir(folder).expect("the store has a folder").flatten() {
+        if entry.path().extension().is_none_or(|kind| kind != "segment") {
+            continue;
+        }
+        let bytes = fs::read(entry.path()).expect("a segment can be read");
+        let file = OpenOptions::new().write(true).open(entry.path()).expect("a file of ours");
+        for at in (8_000..bytes.len()).step_by(5_000) {
+            let offset = u64::try_from(at).expect("a file fits");
+            file.write_all_at(&[bytes[at] ^ 0x40], offset).expect("a byte fits");
+            flipped += 1;
+        }
+    }
+    flipped
+}
+
+#[test]
+fn blocks_outlive_a_restart_and_damaged_ones_are_computed_anew() {
+    let folder = tempfile::tempdir().expect("a folder for the state");
+    let prompt = long_prompt("disk", 190);
+    let up = Up::start(Some(folder.path()), EXACT, &[]);
+    let cold = up.answer(&prompt);
+    assert_eq!(cold.cached_tokens, 0);
+    written(&up, 10.0);
+    let (code, output) = up.stop();
+    assert_eq!(code, Some(0), "{output}");
+
+    let up = Up::start(Some(folder.path()), EXACT, &[]);
+    let warm = up.answer(&prompt);
+    assert_eq!(warm.text, cold.text);
+    assert!(0 < warm.cached_tokens && 0 < warm.bytes_fetched, "{warm:?}");
+    assert!(0.0 < up.metric("kvstore-1", "kvasir_kvstore_disk_read_total"));
+    up.at_rest();
+
+    assert!(10 < damage(&up.state.join("disk/kvstore-1")));
+    up.evict("device");
+    up.evict("host");
+    assert_eq!(up.answer(&prompt).text, cold.text);
+    assert!(0.0 < up.metric("kvstore-1", "kvasir_kvstore_disk_corrupt_total"));
+    up.at_rest();
+    // And the damaged copies are replaced.
+    up.evict("device");
+    let again = up.answer(&prompt);
+    assert_eq!(again.text, cold.text);
+    up.at_rest();
+    let (code, output) = up.stop();
+    assert_eq!(code, Some(0), "{output}");
+}
