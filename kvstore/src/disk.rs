@@ -118,10 +118,17 @@ impl DiskTier {
             _lock: lock,
         });
         let spared = recovered.active.as_ref().map(segment::OpenSegment::number);
-        shared.shrink(config.bytes_max, spared).map_err(|source| DiskError::File {
-            what: "remove the oldest segment of",
-            path: config.folder.clone(),
-            source,
+        // Room for the rest of the segment that is written on.
+        let rest = recovered
+            .active
+            .as_ref()
+            .map_or(0, |active| config.segment_bytes.saturating_sub(active.bytes()));
+        shared.shrink(config.bytes_max.saturating_sub(rest), spared).map_err(|source| {
+            DiskError::File {
+                what: "remove the oldest segment of",
+                path: config.folder.clone(),
+                source,
+            }
         })?;
         let (alive, ended) = bounded(0);
         // One place per queued block, and some for those who wait for a flush.

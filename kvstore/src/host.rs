@@ -75,6 +75,32 @@ impl HostTierConfig {
         queue_max: 1_024,
         batch_max: 16,
     };
+
+    /// Checks the ranges that need no memory to be known.
+    ///
+    /// # Errors
+    /// The first setting that is out of its range.
+    pub fn check(&self) -> Result<(), HostTierError> {
+        let ttl = self.window_ttl;
+        if !(Duration::from_secs(1)..=Duration::from_secs(3_600)).contains(&ttl) {
+            let found = format!("{ttl:?}");
+            return Err(HostTierError::Config {
+                field: "window_ttl",
+                found,
+                expected: "1 s to 1 h",
+            });
+        }
+        for (field, found, max, expected) in [
+            ("queue_max", self.queue_max, 65_536, "1 to 65,536"),
+            ("batch_max", self.batch_max, 1_024, "1 to 1,024"),
+        ] {
+            if !(1..=max).contains(&found) {
+                let found = found.to_string();
+                return Err(HostTierError::Config { field, found, expected });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a host tier is connected to.
@@ -159,7 +185,7 @@ impl HostTier {
     /// # Errors
     /// When a setting is out of its range, memory is refused, or there is no thread.
     pub fn start(config: &HostTierConfig, wiring: HostWiring) -> Result<Self, HostTierError> {
-        check(config)?;
+        config.check()?;
         let pool = |kind, region, bytes_max, slot_bytes| {
             let what = match kind {
                 ObjectKind::Block => "blocks (block_bytes_max)",
@@ -386,22 +412,4 @@ impl BlockStore for NoStore {
         }
         Ticket::empty()
     }
-}
-
-fn check(config: &HostTierConfig) -> Result<(), HostTierError> {
-    let ttl = config.window_ttl;
-    if !(Duration::from_secs(1)..=Duration::from_secs(3_600)).contains(&ttl) {
-        let found = format!("{ttl:?}");
-        return Err(HostTierError::Config { field: "window_ttl", found, expected: "1 s to 1 h" });
-    }
-    for (field, found, max, expected) in [
-        ("queue_max", config.queue_max, 65_536, "1 to 65,536"),
-        ("batch_max", config.batch_max, 1_024, "1 to 1,024"),
-    ] {
-        if !(1..=max).contains(&found) {
-            let found = found.to_string();
-            return Err(HostTierError::Config { field, found, expected });
-        }
-    }
-    Ok(())
 }

@@ -82,6 +82,7 @@ fn read(
     let entry = shared.state.lock().find(name).ok_or(DiskReadError::Gone)?;
     let result = read_entry(shared, name, &entry, target, open);
     if let Err(error) = result
+        && error != DiskReadError::Unopened
         && shared.state.lock().forget(name, &entry)
         && error != DiskReadError::Gone
     {
@@ -98,7 +99,10 @@ fn read_entry(
     target: &mut OwnedSlot,
     open: &mut OpenFile,
 ) -> Result<DiskFound, DiskReadError> {
-    let file = open_segment(shared, entry.segment, open).map_err(|error| reason(&error))?;
+    let file = open_segment(shared, entry.segment, open).map_err(|error| match reason(&error) {
+        DiskReadError::Refused => DiskReadError::Unopened,
+        other => other,
+    })?;
     let offset = u64::from(entry.page) * super::format::PAGE;
     let header = segment::read_record(file, entry.segment, offset, u64::MAX)
         .map_err(|error| reason(&error))?

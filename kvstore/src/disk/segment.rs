@@ -28,7 +28,9 @@ pub(super) fn path(folder: &Path, number: u64) -> PathBuf {
 pub(super) fn number_of(name: &OsStr) -> Option<u64> {
     let (digits, extension) = name.to_str()?.split_once('.')?;
     let digits = (digits.len() == 16 && extension == EXTENSION).then_some(digits)?;
-    u64::from_str_radix(digits, 16).ok()
+    let number = u64::from_str_radix(digits, 16).ok()?;
+    // Signs and capital letters are numbers, too, but not how a file of ours is called.
+    (format!("{number:016x}") == digits).then_some(number)
 }
 
 /// Makes the names in a folder durable: files made and removed.
@@ -105,7 +107,7 @@ impl OpenSegment {
         self.file.sync_data()
     }
 
-    /// Writes the table and the seal and makes the file durable; it is complete then. Can be tried again.
+    /// Writes the table and the seal and makes the file durable; it is complete then. After a failure nobody knows what was kept: it is not to be written on.
     pub(super) fn seal(&mut self) -> io::Result<()> {
         let payload: Vec<u8> = self.records.iter().flat_map(RecordHeader::encode).collect();
         let times = || self.records.iter().map(|record| record.written_unix_seconds);
@@ -131,6 +133,8 @@ impl OpenSegment {
         bytes.extend_from_slice(&seal.encode());
         bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES), 0);
         assert_eq!(wide(bytes.len()), seal_bytes(self.records.len()), "as was reserved");
+        // The records first: a start believes the table without reading what it lists.
+        self.file.sync_data()?;
         self.write(&bytes)?;
         self.file.sync_data()?;
         self.end += wide(bytes.len());

@@ -46,7 +46,7 @@ pub struct DiskStats {
     pub corrupt: u64,
     /// Reads of blocks that had left meanwhile.
     pub read_gone: u64,
-    /// Reads that the system refused; the blocks are not found any more.
+    /// Reads that the system refused; the blocks are not found any more, unless only their file could not be opened.
     pub read_errors: u64,
     /// Writes, syncs and removals that the system refused.
     pub write_errors: u64,
@@ -81,6 +81,9 @@ pub(crate) enum DiskReadError {
     /// Its bytes fail a check; it is not found any more.
     #[error("the block on disk is damaged")]
     Corrupt,
+    /// The system does not open the file now, for want of descriptors or memory; the block may be found later.
+    #[error("the system does not open the segment now")]
+    Unopened,
     /// The system refused the read; the block is not found any more.
     #[error("the system refused to read the block")]
     Refused,
@@ -118,7 +121,7 @@ impl Counters {
             }
             Err(DiskReadError::Gone) => add(&self.read_gone, 1),
             Err(DiskReadError::Corrupt) => add(&self.corrupt, 1),
-            Err(DiskReadError::Refused) => add(&self.read_errors, 1),
+            Err(DiskReadError::Refused | DiskReadError::Unopened) => add(&self.read_errors, 1),
         }
     }
 

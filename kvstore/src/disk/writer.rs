@@ -50,6 +50,8 @@ pub(super) struct Writer {
     number_next: u64,
     /// When the first block was written that is not durable yet, and how many there are.
     unsynced: Option<(Timestamp, usize)>,
+    /// Blocks may not have become durable since the last flush was answered.
+    lost: bool,
     /// How long the present pause is; None while all is well.
     pause: Option<Duration>,
     /// One record, reused.
@@ -69,6 +71,7 @@ impl Writer {
             active,
             number_next,
             unsynced: None,
+            lost: false,
             pause: None,
             record: Vec::new(),
         }
@@ -97,7 +100,7 @@ impl Writer {
         match command {
             Command::Write(queued) => self.take(&queued),
             Command::Flush(done) => {
-                if self.sync() {
+                if self.sync() && !std::mem::take(&mut self.lost) {
                     // Nobody waits any more: nothing is lost.
                     let _ignored = done.send(());
                 }
@@ -182,7 +185,11 @@ impl Writer {
             if !listed {
                 self.active = None;
             } else if !active.has_room(payload, self.shared.config.segment_bytes) {
-                active.seal()?;
+                if let Err(error) = active.seal() {
+                    // As after a failed sync; without a seal the next start walks the file.
+                    (self.active, self.unsynced, self.lost) = (None, None, true);
+                    return Err(error);
+                }
                 let (number, bytes) = (active.number(), active.bytes());
                 self.active = None;
                 self.unsynced = None;
@@ -205,8 +212,9 @@ impl Writer {
             created_unix_seconds: self.shared.clock.unix_seconds(),
             identity: self.shared.identity,
         };
-        let segment = OpenSegment::create(&self.shared.config.folder, &header)?;
+        // Also when it fails: a file that cannot be removed again must not stand in the way of the next one.
         self.number_next = self.number_next.saturating_add(1);
+        let segment = OpenSegment::create(&self.shared.config.folder, &header)?;
         let listed = Segment { bytes: segment.bytes(), ..Segment::default() };
         self.shared.state.lock().add_segment(segment.number(), listed);
         tracing::debug!(number = segment.number(), "a segment was begun");
@@ -249,7 +257,7 @@ impl Writer {
                 true
             }
             Err(error) => {
-                self.active = None;
+                (self.active, self.lost) = (None, true);
                 self.suspend("make blocks durable", &error);
                 false
             }

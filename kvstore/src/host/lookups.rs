@@ -220,6 +220,10 @@ impl Lookups {
         for (key, name) in missing {
             let place = Place { lookup, key };
             if let Some(places) = self.reading.get_mut(&name) {
+                // Lookups that were answered late wait no more; a drive that hangs must not let their places pile up.
+                let pending = &self.pending;
+                places
+                    .retain(|place| place.lookup == lookup || pending.contains_key(&place.lookup));
                 places.push(place);
             } else if disk.begin(&self.pools, name, self.reading.len()) {
                 self.reading.insert(name, vec![place]);

@@ -101,6 +101,37 @@ impl PeerTransportConfig {
         connections_max: 256,
         peers_max: 1_024,
     };
+
+    /// Checks every setting against its range.
+    ///
+    /// # Errors
+    /// [`PeerTransportError::Config`] with the first one out of it.
+    pub fn check(&self) -> Result<(), PeerTransportError> {
+        let wide = |count: usize| u64::try_from(count).expect("usize has at most 64 bits");
+        let settings = [
+            ("queue_max", wide(self.queue_max), 1..=65_536, "1 to 65,536 batches"),
+            ("batches_max", wide(self.batches_max), 1..=1_024, "1 to 1,024 batches"),
+            ("run_max", wide(self.run_max), 1..=256, "1 to 256 objects"),
+            ("read_ms_max", self.read_ms_max, 1..=600_000, "1 to 600,000 ms"),
+            ("hold_ms_max", self.hold_ms_max, 1..=600_000, "1 to 600,000 ms"),
+            ("idle_ms_max", self.idle_ms_max, 1_500..=600_000, "1,500 to 600,000 ms"),
+            ("socket_bytes", wide(self.socket_bytes), 65_536..=1 << 30, "64 KiB to 1 GiB"),
+            (
+                "stream_window_bytes",
+                u64::from(self.stream_window_bytes),
+                65_536..=1 << 29,
+                "64 KiB to 512 MiB",
+            ),
+            ("connections_max", wide(self.connections_max), 1..=65_536, "1 to 65,536 connections"),
+            ("peers_max", wide(self.peers_max), 1..=65_536, "1 to 65,536 peers"),
+        ];
+        for (field, found, range, expected) in settings {
+            if !range.contains(&found) {
+                return Err(PeerTransportError::Config { field, found, expected });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a [`PeerTransport`] is connected to.
@@ -216,7 +247,7 @@ impl PeerTransport {
         config: PeerTransportConfig,
         wiring: PeerWiring,
     ) -> Result<Self, PeerTransportError> {
-        check(&config)?;
+        config.check()?;
         let PeerWiring { runtime, peers, tls, listen, shm, clock } = wiring;
         let _entered = runtime.enter();
         let endpoint = quic::endpoint(&config, listen, &*tls)?;
@@ -339,31 +370,4 @@ impl fmt::Debug for PeerTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PeerTransport").field("address", &self.address).finish_non_exhaustive()
     }
-}
-
-fn check(config: &PeerTransportConfig) -> Result<(), PeerTransportError> {
-    let wide = |count: usize| u64::try_from(count).expect("usize has at most 64 bits");
-    let settings = [
-        ("queue_max", wide(config.queue_max), 1..=65_536, "1 to 65,536 batches"),
-        ("batches_max", wide(config.batches_max), 1..=1_024, "1 to 1,024 batches"),
-        ("run_max", wide(config.run_max), 1..=256, "1 to 256 objects"),
-        ("read_ms_max", config.read_ms_max, 1..=600_000, "1 to 600,000 ms"),
-        ("hold_ms_max", config.hold_ms_max, 1..=600_000, "1 to 600,000 ms"),
-        ("idle_ms_max", config.idle_ms_max, 1_500..=600_000, "1,500 to 600,000 ms"),
-        ("socket_bytes", wide(config.socket_bytes), 65_536..=1 << 30, "64 KiB to 1 GiB"),
-        (
-            "stream_window_bytes",
-            u64::from(config.stream_window_bytes),
-            65_536..=1 << 29,
-            "64 KiB to 512 MiB",
-        ),
-        ("connections_max", wide(config.connections_max), 1..=65_536, "1 to 65,536 connections"),
-        ("peers_max", wide(config.peers_max), 1..=65_536, "1 to 65,536 peers"),
-    ];
-    for (field, found, range, expected) in settings {
-        if !range.contains(&found) {
-            return Err(PeerTransportError::Config { field, found, expected });
-        }
-    }
-    Ok(())
 }

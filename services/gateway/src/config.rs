@@ -92,7 +92,8 @@ impl Default for GatewayConfig {
 
 impl GatewayConfig {
     /// Names the first field whose value is outside its documented range, and the range.
-    pub(crate) fn out_of_range(&self) -> Option<(&'static str, &'static str)> {
+    #[must_use]
+    pub fn out_of_range(&self) -> Option<(&'static str, &'static str)> {
         let checks = [
             (
                 (1 << 10..=1 << 30).contains(&self.body_bytes_max),

@@ -70,6 +70,12 @@ struct Search {
     lost: ServeError,
 }
 
+impl Search {
+    fn after(lost: &ServeError, wait: Duration) -> Self {
+        Self { ends: Instant::now() + wait, pause: RESUME_PAUSE_MIN, lost: lost.clone() }
+    }
+}
+
 /// One placement and the worker's events. The worker is cancelled before the router forgets the load.
 struct Leg {
     worker: WorkerRank,
@@ -145,6 +151,7 @@ impl Session {
                     emitted = self.emitted.len(),
                     "placing a request anew"
                 );
+                self.search = Some(Search::after(error, self.cluster.resume_wait_max));
                 self.search_on(error).await;
                 continue;
             }
@@ -168,11 +175,7 @@ impl Session {
             return false;
         }
         let wait = self.cluster.resume_wait_max;
-        let search = self.search.get_or_insert_with(|| Search {
-            ends: Instant::now() + wait,
-            pause: RESUME_PAUSE_MIN,
-            lost: error.clone(),
-        });
+        let search = self.search.get_or_insert_with(|| Search::after(error, wait));
         if search.ends <= Instant::now() {
             return false;
         }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Query, State};
+use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::Json;
 use axum::routing::{get, post};
@@ -38,6 +39,8 @@ pub(crate) struct Observed {
     pub(crate) prefill_loaded_share: Option<f64>,
     /// Drops what is on its drive, and says how many blocks that were.
     pub(crate) evict_disk: Option<Count>,
+    /// Whether the role's own thread still runs; `/healthz` says so.
+    pub(crate) is_running: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
     /// The members it is linked to.
     pub(crate) members: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
 }
@@ -64,6 +67,7 @@ impl Observed {
             })],
             prefill_loaded_share: Some(cluster.prefill_loaded_share().with_tables),
             evict_disk: None,
+            is_running: None,
             members: None,
         }
     }
@@ -109,6 +113,7 @@ pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
     let observed = Arc::new(observed);
     let figures = Arc::clone(&observed);
     let provider: MetricsProvider = Arc::new(move |text| figures.write_figures(text));
+    let is_running = observed.is_running.clone();
     let operated = Operated { observed, gateway: gateway.cloned() };
     let debug = Router::new()
         .route("/debug/audit", get(audit))
@@ -117,14 +122,22 @@ pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
         .with_state(operated);
     let own = match gateway {
         Some(gateway) => gateway.admin_router(vec![provider]),
-        None => Router::new().route("/healthz", get(|| async { "ok\n" })).route(
-            "/metrics",
-            get(move || {
-                let mut text = String::new();
-                provider(&mut text);
-                async move { ([(CONTENT_TYPE, PROMETHEUS)], text) }
-            }),
-        ),
+        None => Router::new()
+            .route(
+                "/healthz",
+                get(move || {
+                    let answer = healthz(is_running.as_ref());
+                    async move { answer }
+                }),
+            )
+            .route(
+                "/metrics",
+                get(move || {
+                    let mut text = String::new();
+                    provider(&mut text);
+                    async move { ([(CONTENT_TYPE, PROMETHEUS)], text) }
+                }),
+            ),
     };
     own.merge(debug)
 }
@@ -149,6 +162,18 @@ async fn audit(State(operated): State<Operated>) -> Json<Value> {
         "prefill_loaded_share": observed.prefill_loaded_share,
         "pools": pools,
     }))
+}
+
+/// Whether the process can still do what it is there for.
+fn healthz(is_running: Option<&Arc<dyn Fn() -> bool + Send + Sync>>) -> (StatusCode, &'static str) {
+    if is_running.is_none_or(|is_running| is_running()) {
+        (StatusCode::OK, "ok\n")
+    } else {
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the role's thread ended by a fault; start the process again\n",
+        )
+    }
 }
 
 async fn members(State(operated): State<Operated>) -> Json<Value> {

@@ -65,7 +65,7 @@ enum Command {
     Golden(GoldenArgs),
     /// Serve the built-in model, hold a short chat and print the TTFT ladder.
     Demo(DemoArgs),
-    /// Measure a running server from outside.
+    /// Measure a server, the transports or the hand-off.
     Bench {
         #[command(subcommand)]
         which: BenchCommand,
@@ -76,7 +76,7 @@ enum Command {
 enum BenchCommand {
     /// The TTFT ladder: cold, device, host, direct. Works against any OpenAI-compatible server.
     Ladder(LadderArgs),
-    /// How fast blocks move between two processes' memories: memcpy, TCP, bare quinn, QUIC and shared memory in turns.
+    /// How fast blocks move between two memories: memcpy, TCP, bare quinn, QUIC and shared memory in turns.
     Transport(TransportArgs),
     /// What separate processes cost a cold prompt: one process against four, in turns.
     Handoff(HandoffArgs),

@@ -234,6 +234,13 @@ impl Config {
                 bail!("{field} is out of range: expected {expected}");
             }
         }
+        if let Some((field, range)) = self.gateway.out_of_range() {
+            bail!("gateway.{field} is out of range: expected {range}");
+        }
+        self.store.check().context("[store]")?;
+        // Any size of block shows wrong values; the model's own comes later.
+        self.disk.check(1).context("[disk]")?;
+        self.transport.check().context("[transport]")?;
         self.cluster.check()?;
         self.telemetry.check()?;
         self.prefill.check()?;
@@ -303,6 +310,10 @@ mod tests {
             ("[prefill]\nstep_rows_max = \"x\"\n", "prefill.step_rows_max"),
             ("[decode]\nwaiting_max = -1\n", "decode.waiting_max"),
             ("[store]\nttl = 1\n", "store.ttl"),
+            ("[store]\nbatch_max = 0\n", "batch_max"),
+            ("[disk]\nreaders = 0\n", "readers"),
+            ("[gateway]\nkeep_alive_ms = 0\n", "gateway.keep_alive_ms"),
+            ("[transport]\nrun_max = 0\n", "run_max"),
             ("[transport]\nqueue_max = 0\n", "transport.queue_max"),
             ("[telemetry]\nsample_ratio = 1.5\n", "telemetry.sample_ratio"),
             ("[telemetry]\nsample_ratio = nan\n", "telemetry.sample_ratio"),

@@ -62,10 +62,7 @@ pub(crate) async fn run(
         listen: None,
         drain: DRAIN,
     };
-    let mut cluster = tokio::select! {
-        cluster = LocalCluster::start(options, Arc::clone(&clock)) => cluster?,
-        () = stop.wait() => return Err(anyhow!("interrupted while the cluster started")),
-    };
+    let mut cluster = LocalCluster::start(options, Arc::clone(&clock), &mut stop).await?;
     let url = cluster.url();
     console.progress(&format!("serving at {url}: {} processes", cluster.admins().len()));
     let shown = tokio::select! {

@@ -145,7 +145,7 @@ pub fn member_of(certificates: &[CertificateDer<'_>]) -> Option<MemberIdentity> 
 pub enum IdentityError {
     /// A name cannot stand in a certificate.
     #[error(
-        "\"{found}\" is no name of a member: use 1 to 63 lower-case letters, digits and inner hyphens"
+        "\"{found}\" is no name of a member: use 1 to 63 lower-case letters, digits and inner hyphens, and not ca"
     )]
     Name {
         /// The name.
@@ -203,7 +203,9 @@ pub enum IdentityError {
 
 fn is_label(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=NAME_BYTES_MAX).contains(&name.len())
+    // The authority's own files are called so.
+    name != "ca"
+        && (1..=NAME_BYTES_MAX).contains(&name.len())
         && name.bytes().all(inner)
         && !name.starts_with('-')
         && !name.ends_with('-')

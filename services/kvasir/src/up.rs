@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use shared::Clock;
 use tempfile::TempDir;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::cli::UpArgs;
 use crate::client::Client;
@@ -32,6 +32,8 @@ pub(crate) use plan::Replicas;
 /// How often and how long to wait until a member answers: 120 seconds in all, enough to map a model from a cold drive.
 const READY_TRIES: u32 = 1_200;
 const READY_WAIT: Duration = Duration::from_millis(100);
+/// The same for all tries together, should a member take a question and not answer it.
+const READY_MAX: Duration = Duration::from_secs(150);
 /// Beyond the drain that members are given for their requests.
 const END_GRACE: Duration = Duration::from_secs(5);
 
@@ -65,7 +67,12 @@ impl LocalCluster {
     ///
     /// # Errors
     /// When a setting is wrong, or a member does not start; the text ends with the end of its log.
-    pub(crate) async fn start(options: UpOptions, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
+    /// When `stop` is heard meanwhile; everything has ended then.
+    pub(crate) async fn start(
+        options: UpOptions,
+        clock: Arc<dyn Clock>,
+        stop: &mut StopSignals,
+    ) -> anyhow::Result<Self> {
         let temporary = match &options.state {
             Some(_) => None,
             None => {
@@ -75,8 +82,7 @@ impl LocalCluster {
         };
         let folder = match (&options.state, &temporary) {
             (Some(folder), _) => {
-                fs::create_dir_all(folder)
-                    .with_context(|| format!("{} cannot be made", folder.display()))?;
+                plan::claim(folder)?;
                 fs::canonicalize(folder)?
             }
             (None, Some(made)) => made.path().to_owned(),
@@ -94,7 +100,11 @@ impl LocalCluster {
         let supervisor = Supervisor::start(&plan, options.drain + END_GRACE).await?;
         let mut cluster =
             Self { plan, supervisor, clock, stopped: BTreeSet::new(), lock, temporary };
-        if let Err(error) = cluster.ready().await {
+        let ready = tokio::select! {
+            ready = cluster.ready() => ready,
+            () = stop.wait() => Err(anyhow!("interrupted while the cluster started")),
+        };
+        if let Err(error) = ready {
             cluster.shutdown().await;
             return Err(error);
         }
@@ -142,7 +152,9 @@ impl LocalCluster {
         let running: Vec<MemberConfig> = running.cloned().collect();
         let clock = Arc::clone(&self.clock);
         tokio::select! {
-            joined = wait_until_joined(&running, names, &clock) => joined,
+            joined = timeout(READY_MAX, wait_until_joined(&running, names, &clock)) => {
+                joined.unwrap_or_else(|_| Err(anyhow!("a member does not answer; see the logs in the state folder")))
+            }
             failure = self.supervisor.failure() => bail!("the cluster does not start: {failure}"),
         }
     }
@@ -202,9 +214,11 @@ impl LocalCluster {
     pub(crate) async fn shutdown(self) {
         let Self { plan, supervisor, lock, temporary, .. } = self;
         supervisor.shutdown().await;
-        let sockets = plan.folder.join("run");
-        if let Err(error) = fs::remove_dir_all(&sockets) {
-            tracing::debug!(%error, "the folder of sockets was gone");
+        for socket in plan.members.iter().filter_map(|member| member.shm.as_ref()) {
+            // A member that was killed left it; the others removed theirs.
+            if fs::remove_file(socket).is_ok() {
+                tracing::debug!(socket = %socket.display(), "removed a socket that was left");
+            }
         }
         drop(lock);
         if let Some(made) = temporary
@@ -265,6 +279,24 @@ async fn wait_until_joined(
     bail!("{} did not join in time; see their logs in the state folder", missing.join(", "))
 }
 
+/// A secret's file that the settings name stands beside them, not in the state folder.
+fn with_absolute_secret(
+    mut settings: toml::Table,
+    file: Option<&Path>,
+) -> anyhow::Result<toml::Table> {
+    let server = settings.get_mut("server").and_then(toml::Value::as_table_mut);
+    let secret = server.and_then(|server| server.get_mut("cluster_secret_file"));
+    if let (Some(secret), Some(file)) = (secret, file) {
+        let named = secret.as_str().context("server.cluster_secret_file is no text")?;
+        let path = file.parent().unwrap_or_else(|| Path::new("")).join(named);
+        let path = fs::canonicalize(&path).with_context(|| {
+            format!("server.cluster_secret_file {} cannot be found", path.display())
+        })?;
+        *secret = path.to_str().context("a path is not UTF-8")?.into();
+    }
+    Ok(settings)
+}
+
 /// Runs a cluster until SIGTERM or Ctrl-C.
 ///
 /// # Errors
@@ -283,6 +315,7 @@ pub(crate) async fn run(
         None => toml::Table::new(),
     };
     let (settings, drain) = args.apply(settings)?;
+    let settings = with_absolute_secret(settings, args.config.as_deref())?;
     let mut stop = StopSignals::new()?;
     let options = UpOptions {
         model: args.model.clone(),
@@ -293,10 +326,7 @@ pub(crate) async fn run(
         drain,
     };
     console.progress("starting the members");
-    let mut cluster = tokio::select! {
-        cluster = LocalCluster::start(options, clock) => cluster?,
-        () = stop.wait() => bail!("interrupted while the cluster started"),
-    };
+    let mut cluster = LocalCluster::start(options, clock, &mut stop).await?;
     for member in &cluster.plan.members {
         console.line(&format!("{} {} admin http://{}", member.role, member.name, member.admin))?;
     }

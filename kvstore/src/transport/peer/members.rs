@@ -86,6 +86,10 @@ impl Member {
 
     pub(super) fn failed(&self, now: Timestamp) {
         let mut health = self.health.lock();
+        // What was under way when it failed fails with it, and counts as one.
+        if health.blocked_until.is_some_and(|until| now < until) {
+            return;
+        }
         health.blocked_until = Some(now.after(backoff(health.failures)));
         health.failures = health.failures.saturating_add(1);
     }

@@ -90,11 +90,12 @@ pub(in crate::transport) async fn read(
     let _permit = permit.expect("the semaphore is never closed");
     let group = group(run.reads());
     let mut first = None;
-    let idle = member.lines.take(path);
-    if let Some(mut line) = idle
-        && let Ok(opened) = within(cancelled, limit, line.turn(run.region(), &[], &group)).await?
-    {
-        first = Some((line, opened));
+    if let Some(mut line) = member.lines.take(path) {
+        match within(cancelled, limit, line.turn(run.region(), &[], &group)).await? {
+            Ok(opened) => first = Some((line, opened)),
+            // The peer ended: the others are as dead, and each would keep all of its memory mapped.
+            Err(Lost) => member.lines.clear(),
+        }
     }
     if first.is_none() {
         // No idle connection, or a dead one, as after a restart of the peer.
@@ -141,6 +142,12 @@ impl Lines {
         let mut idle = self.idle.lock();
         idle.retain(|line| line.path == path);
         idle.pop()
+    }
+
+    fn clear(&self) {
+        let idle = std::mem::take(&mut *self.idle.lock());
+        // Unmapped outside the lock.
+        drop(idle);
     }
 
     fn put(&self, line: Line) {
@@ -198,7 +205,10 @@ impl Line {
                     return Err(ReadError::Closed);
                 }
                 let result = match result {
-                    Ok(()) if !answer.held => Err(ReadError::Late { limit_ms }),
+                    // Not held to the end: the slot may have been reused under the copy, so a wrong sum says nothing.
+                    Ok(()) | Err(ReadError::Corrupt { .. }) if !answer.held => {
+                        Err(ReadError::Late { limit_ms })
+                    }
                     result => result,
                 };
                 if run.answer(Path::SharedMemory, result) == Flow::Closed {

@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use serde::Serialize;
 use shared::Clock;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use super::ladder::{Ladder, LadderOptions, Prompt};
 use crate::cli::HandoffArgs;
 use crate::console::Console;
+use crate::serve::StopSignals;
 use crate::up::{LocalCluster, Replicas, UpOptions};
 
 /// How long the server with all roles may take to load.
@@ -57,11 +58,13 @@ pub(crate) async fn run(
         listen: None,
         drain: DRAIN,
     };
-    let cluster = LocalCluster::start(options, Arc::clone(clock)).await?;
-    let (one, url) = serve(args).await?;
-    let measured = measure(args, clock, console, [&url, &cluster.url()]).await;
-    // Killed when it drops, and waited for here.
-    drop(one);
+    let mut stop = StopSignals::new()?;
+    let cluster = LocalCluster::start(options, Arc::clone(clock), &mut stop).await?;
+    let url = cluster.url();
+    let measured = tokio::select! {
+        measured = against_one(args, clock, console, &url) => measured,
+        () = stop.wait() => Err(anyhow!("interrupted")),
+    };
     cluster.shutdown().await;
     let report = measured?;
     if args.json {
@@ -77,6 +80,19 @@ pub(crate) async fn run(
         report.four_of_one
     ))?;
     Ok(())
+}
+
+/// Starts the process with all roles, measures, and ends it; it ends with this one, too.
+async fn against_one(
+    args: &HandoffArgs,
+    clock: &Arc<dyn Clock>,
+    console: &mut Console,
+    four: &str,
+) -> anyhow::Result<HandoffReport> {
+    let (mut one, url) = serve(args).await?;
+    let measured = measure(args, clock, console, [&url, four]).await;
+    one.kill().await.context("the process with all roles cannot be ended")?;
+    measured
 }
 
 async fn measure(

@@ -186,7 +186,8 @@ impl Rig {
         clock: &Arc<dyn Clock>,
         folder: &Path,
     ) -> anyhow::Result<Self> {
-        let objects = (args.mebibytes << 20) / args.object_bytes;
+        let bytes = args.mebibytes.checked_mul(1 << 20).context("--mebibytes is too large")?;
+        let objects = bytes.checked_div(args.object_bytes).context("--object-bytes is 0")?;
         ensure!(
             (1..=16_384).contains(&objects) && (1..=1_000).contains(&args.rounds),
             "{objects} objects and {} rounds are out of range; choose 1 to 16,384 objects and 1 to 1,000 rounds",

@@ -100,6 +100,10 @@ impl MemberConfig {
         for (key, address) in [("admin", Some(self.admin)), ("listen", self.listen)] {
             if let Some(address) = address {
                 ensure!(
+                    address.port() != 0,
+                    "{key} is {address}; others are told where it is, so it needs a port of its own"
+                );
+                ensure!(
                     address.ip().is_loopback(),
                     "{key} is {address}, but there are no API keys and no TLS yet; use a loopback address"
                 );
@@ -122,11 +126,24 @@ impl ClusterConfig {
         );
         let (mut names, mut ids, mut addresses) =
             (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let (mut data_addresses, mut paths) = (BTreeSet::new(), BTreeSet::new());
         for member in &self.member {
             let name = &member.name;
             member.check().with_context(|| format!("cluster.member {name}"))?;
             ensure!(names.insert(name), "two members are called {name}; names are unique");
             ensure!(ids.insert(member.id), "{name} has the id {} of another member", member.id);
+            if let Some(data) = member.data {
+                ensure!(data_addresses.insert(data), "{name} listens on {data} of another member");
+            }
+            // Paths of other hosts may be the same.
+            let host = member.control.ip();
+            for path in [&member.shm, &member.disk].into_iter().flatten() {
+                ensure!(
+                    paths.insert((host, path)),
+                    "{name} has the path {} of another member on this host",
+                    path.display()
+                );
+            }
             let tcp = [Some(member.control), Some(member.admin), member.listen];
             for address in tcp.into_iter().flatten().filter(|address| address.port() != 0) {
                 ensure!(addresses.insert(address), "{name} listens on {address} of another member");
@@ -196,7 +213,7 @@ mod tests {
         let text = [
             member("router", "router", 1, "listen = \"127.0.0.1:8000\"\n"),
             member("decode-1", "decode", 2, DATA),
-            member("decode-2", "decode", 3, DATA),
+            member("decode-2", "decode", 3, "data = \"127.0.0.1:7101\"\n"),
         ]
         .concat();
         let config = parse(&text).unwrap();
@@ -225,6 +242,12 @@ mod tests {
             (member("r", "router", 1, "listen = \"0.0.0.0:7\"\n"), "loopback"),
             (member("r", "router", 1, "listem = \"0.0.0.0:7\"\n"), "listem"),
             (member("r", "router", 1, "") + &member("r", "router", 2, ""), "two members"),
+            (member("d", "decode", 1, DATA) + &member("e", "decode", 2, DATA), "127.0.0.1:7100"),
+            (
+                member("s", "kvstore", 1, &format!("{DATA}disk = \"x\"\n"))
+                    + &member("t", "kvstore", 2, "data = \"127.0.0.1:7101\"\ndisk = \"x\"\n"),
+                "path x",
+            ),
             (member("r", "router", 1, "") + &member("s", "router", 1, ""), "the id 1"),
             (
                 member("r", "router", 1, "")

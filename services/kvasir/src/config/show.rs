@@ -15,12 +15,15 @@ use crate::console::Console;
 /// Every setting at its default.
 const DEFAULTS: &str = include_str!("../../../../deploy/kvasir.example.toml");
 /// Settings whose default is that nothing is set.
-const UNSET: [&str; 5] = [
+const UNSET: [&str; 8] = [
     "server.model_name",
     "server.cluster_secret_file",
     "cluster.model",
     "cluster.tls",
     "telemetry.otlp_endpoint",
+    "prefill.replay_rows",
+    "decode.replay_rows",
+    "router.cost.replay_rows",
 ];
 
 /// Shows or checks a file.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -162,9 +163,20 @@ impl Source {
         Ok(Self {
             authority: read(&files.authority)?,
             certificate: read(&files.certificate)?,
-            key: read(&files.key)?,
+            key: read_private(&files.key)?,
         })
     }
+}
+
+/// A private key that others can read is no secret any more.
+fn read_private(path: &Path) -> Result<Vec<u8>, IdentityError> {
+    let io = |source| IdentityError::Read { path: path.to_path_buf(), source };
+    let metadata = fs::metadata(path).map_err(io)?;
+    if metadata.permissions().mode() & 0o077 != 0 {
+        let reason = "others can read it; run chmod 600 on it".to_owned();
+        return Err(IdentityError::Material { path: path.to_path_buf(), reason });
+    }
+    read(path)
 }
 
 fn build(

@@ -31,6 +31,8 @@ use crate::wire::{Facts, PROTOCOL, ServerLimits, Services, serve};
 
 /// Pause between two looks at the configuration and the certificates.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
+/// Pause between two looks at whether the role's own thread still runs.
+const RUNNING_PERIOD: Duration = Duration::from_secs(1);
 /// How long connections may take to close after the drain.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
@@ -45,6 +47,8 @@ pub(super) struct Base {
     pub(super) stop: StopSignals,
     pub(super) telemetry: Arc<Telemetry>,
     file: PathBuf,
+    /// When the file had been changed last, before it was read.
+    changed_at: Option<(i64, i64)>,
     control: Option<TcpListener>,
     admin: Option<TcpListener>,
 }
@@ -74,6 +78,7 @@ impl Base {
     ) -> anyhow::Result<Self> {
         end_with_parent(args.parent)?;
         let stop = StopSignals::new()?;
+        let changed_at = changed_at(&args.config);
         let config = Config::read(&args.config)?;
         let me = config.cluster.myself(role, args.name.as_deref())?.clone();
         let sender = Sender { name: me.name.clone(), role: role.as_str(), worker: Some(me.rank()) };
@@ -115,6 +120,7 @@ impl Base {
             stop,
             telemetry: Arc::new(telemetry),
             file: args.config.clone(),
+            changed_at,
             control: Some(control),
             admin: Some(admin),
         })
@@ -140,6 +146,27 @@ impl Base {
         };
         PeerTransport::start(self.config.transport, wiring)
             .context("the data plane ([transport] of the configuration)")
+    }
+
+    /// Waits until the role is told to stop, or stands still by a fault.
+    ///
+    /// # Errors
+    /// When `is_running` says no: only a new process makes that good, and whoever supervises this one starts it.
+    pub(super) async fn until_stopped(
+        &mut self,
+        is_running: impl Fn() -> bool,
+    ) -> anyhow::Result<()> {
+        let mut period = interval(RUNNING_PERIOD);
+        loop {
+            tokio::select! {
+                () = self.stop.wait() => return Ok(()),
+                _ = period.tick() => ensure!(
+                    is_running(),
+                    "the thread of {} ended by a fault, see the message above; start the process again",
+                    self.me.name
+                ),
+            }
+        }
     }
 
     /// How long requests in work are given at the end.
@@ -180,12 +207,9 @@ impl Base {
         });
         let accepting = accept(operators, admin, stopped.clone());
         tasks.spawn(async move { Ok(accepting.await?) });
-        tasks.spawn(look_after(
-            self.file.clone(),
-            Arc::clone(&self.identity),
-            Arc::clone(peers),
-            stopped,
-        ));
+        let file = (self.file.clone(), self.changed_at);
+        let (identity, peers) = (Arc::clone(&self.identity), Arc::clone(peers));
+        tasks.spawn(look_after(file, identity, peers, stopped));
         Ok(Running { stop, tasks })
     }
 
@@ -259,13 +283,12 @@ fn facts(
 
 /// Reads the configuration's members and the certificates again when their files change.
 async fn look_after(
-    file: PathBuf,
+    (file, mut seen): (PathBuf, Option<(i64, i64)>),
     identity: Arc<Identity>,
     peers: Arc<Peers>,
     mut stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let mut period = interval(LOOK_PERIOD);
-    let mut seen = changed_at(&file);
     loop {
         tokio::select! {
             // A dropped sender says the same.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use gateway::{Gateway, GatewayParts};
 use parking_lot::Mutex;
 use router::{Role, Router};
@@ -33,6 +33,8 @@ use crate::wiring::parts::{Placement, PlacementParts, Teller, Told};
 
 /// The roles that a router listens to.
 const HEARD: &[MemberRole] = &[MemberRole::Decode, MemberRole::Prefill, MemberRole::Kvstore];
+/// The epoch of a member that nobody listens to.
+const NOBODY: u64 = u64::MAX;
 /// Pause between two looks at who is silent.
 const SILENCE_PERIOD: Duration = Duration::from_secs(1);
 
@@ -47,6 +49,11 @@ const NO_DECODE: &str =
 /// When a setting, an address or the tokenizer cannot be used.
 pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result<()> {
     let listen = base.me.listen.unwrap_or(base.config.server.listen);
+    ensure!(
+        base.config.server.cluster_secret_file.is_some(),
+        "a router of a cluster needs server.cluster_secret_file: without it cached blocks would be lost with each restart, and \
+         two routers would share none; make one with openssl rand -hex 32 and chmod 600"
+    );
     let clients = bind(listen, "listen of the member").await?;
     let peers = base.peers(HEARD);
     let heard = Arc::new(Heard::default());
@@ -184,7 +191,7 @@ struct Listening {
     worker: WorkerRank,
     epoch: u64,
     teller: Teller,
-    /// Ends first, so that nothing is heard behind the leave.
+    /// Told to end first; what is still heard from it is of another epoch.
     watch: Option<Arc<Mutex<Watch>>>,
 }
 
@@ -232,14 +239,18 @@ impl Heard {
             joined: false,
             at: clock.now(),
         };
-        self.table.lock().insert(worker, member);
+        let before = self.table.lock().insert(worker, member);
+        // The member is the same, what it holds is not: its entry changed.
+        let left = before.filter(|member| member.joined).map(|_| Told::Left(worker));
+        let pending = left.and_then(|left| teller.membership(left).err());
         let mut ear = Ear {
             heard: Arc::clone(self),
             worker,
+            epoch,
             role: placed_as(config.role()),
             teller: teller.clone(),
             clock,
-            pending: None,
+            pending,
         };
         let watch = watch_member(link, Box::new(move |watched| ear.take(watched)));
         let watch = Arc::new(Mutex::new(watch));
@@ -256,11 +267,13 @@ impl Heard {
         }
     }
 
-    fn note(&self, worker: WorkerRank, now: Timestamp, joined: bool) -> bool {
+    /// Notes a word of a member, and whether it has joined by now. Says whether it had before; none when this listening is
+    /// over.
+    fn note(&self, heard: (WorkerRank, u64), now: Timestamp, joined: bool) -> Option<bool> {
         let mut table = self.table.lock();
-        let Some(member) = table.get_mut(&worker) else { return joined };
+        let member = table.get_mut(&heard.0).filter(|member| member.epoch == heard.1)?;
         member.at = now;
-        std::mem::replace(&mut member.joined, joined)
+        Some(std::mem::replace(&mut member.joined, joined))
     }
 
     fn joined(&self, role: MemberRole) -> usize {
@@ -268,7 +281,8 @@ impl Heard {
         table.values().filter(|member| member.role == role && member.joined).count()
     }
 
-    /// Workers that joined and then told nothing for too long. They count as not joined from now on.
+    /// Workers that joined and then told nothing for too long. They count as not joined from now on, and are not heard until
+    /// they are listened to anew.
     fn take_silent(&self, now: Timestamp, silence_max: Duration) -> Vec<WorkerRank> {
         let mut table = self.table.lock();
         let silent = table.iter_mut().filter(|(_, member)| {
@@ -279,6 +293,7 @@ impl Heard {
         silent
             .map(|(worker, member)| {
                 member.joined = false;
+                member.epoch = NOBODY;
                 tracing::error!(
                     member = member.name,
                     "a worker stands still; its requests go elsewhere"
@@ -304,6 +319,7 @@ impl Heard {
 struct Ear {
     heard: Arc<Heard>,
     worker: WorkerRank,
+    epoch: u64,
     role: Role,
     teller: Teller,
     clock: Arc<dyn Clock>,
@@ -319,7 +335,7 @@ impl Ear {
             Watched::Begun(_) => {}
             Watched::Event(event) => return self.event(event, now),
             Watched::Interrupted => {
-                if self.heard.note(self.worker, now, false) {
+                if self.heard.note((self.worker, self.epoch), now, false) == Some(true) {
                     self.pending = Some(Told::Left(self.worker));
                 }
                 self.tell_pending();
@@ -329,7 +345,10 @@ impl Ear {
     }
 
     fn event(&mut self, event: WorkerEvent, now: Timestamp) -> Flow {
-        if !self.heard.note(self.worker, now, true) {
+        let Some(had_joined) = self.heard.note((self.worker, self.epoch), now, true) else {
+            return Flow::Closed;
+        };
+        if !had_joined {
             // It may have been told to have left and not heard yet, or never have been there.
             self.tell_pending();
             self.pending = Some(Told::Joined(self.worker, self.role));
@@ -375,11 +394,15 @@ impl Silence {
                 _ = stopped.wait_for(|stop| *stop) => return,
                 _ = period.tick() => {}
             }
-            for worker in self.heard.take_silent(self.clock.now(), self.silence_max) {
-                self.peers.relink(worker);
-                untold.push(worker);
-            }
-            untold.retain(|worker| self.teller.membership(Told::Left(*worker)).is_err());
+            untold.extend(self.heard.take_silent(self.clock.now(), self.silence_max));
+            untold.retain(|worker| {
+                // The leave first, so that it cannot follow the join by the new link.
+                let untold = self.teller.membership(Told::Left(*worker)).is_err();
+                if !untold {
+                    self.peers.relink(*worker);
+                }
+                untold
+            });
         }
     }
 }
@@ -418,15 +441,17 @@ mod tests {
             heard.table.lock().insert(rank(id), member);
         }
         for id in 1..4 {
-            assert!(!heard.note(rank(id), at(1), true), "it had not joined");
+            assert_eq!(heard.note((rank(id), 0), at(1), true), Some(false), "it had not joined");
         }
-        assert!(heard.note(rank(2), at(9), true));
+        assert_eq!(heard.note((rank(2), 0), at(9), true), Some(true));
+        assert_eq!(heard.note((rank(2), 1), at(9), true), None, "another listening");
         assert_eq!(heard.joined(MemberRole::Decode), 2);
         let limit = Duration::from_secs(5);
         assert_eq!(heard.take_silent(at(6), limit), []);
         assert_eq!(heard.take_silent(at(7), limit), [rank(1)], "prefill-1 never joined");
         assert_eq!(heard.take_silent(at(8), limit), [], "it is told once");
         assert_eq!(heard.joined(MemberRole::Decode), 1);
+        assert_eq!(heard.note((rank(1), 0), at(9), true), None, "it is not heard any more");
         let marked = heard.mark(json!({"decode-1": {}, "decode-2": {}}));
         assert_eq!(marked, json!({"decode-1": {"joined": false}, "decode-2": {"joined": true}}));
     }

@@ -49,11 +49,11 @@ struct Table {
 }
 
 struct Entry {
+    /// Dropped before the link.
+    companion: Option<Companion>,
     config: MemberConfig,
     link: Arc<Link>,
     remote: Remote,
-    /// Dropped before the link.
-    companion: Option<Companion>,
 }
 
 #[derive(Clone)]

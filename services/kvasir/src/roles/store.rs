@@ -48,10 +48,11 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
         Offered { store: Some(Arc::clone(&tier) as _), events: Some(hub), ..Offered::default() };
     let running = base.answer(offered, Base::admin(observed), &peers)?;
     base.say_ready(console)?;
-    base.stop.wait().await;
+    let ended = base.until_stopped(|| tier.is_running()).await;
     console.progress("draining");
     stop.send_replace(true);
-    running.end(base.drain()).await;
+    let drain = if ended.is_ok() { base.drain() } else { Duration::ZERO };
+    running.end(drain).await;
     if timeout(CHANGES_PERIOD * 10, telling.join_next()).await.is_err() {
         telling.shutdown().await;
     }
@@ -59,6 +60,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     // What waits for the drive is written here.
     block_in_place(|| drop(tier));
     peers.close().await;
+    ended?;
     console.line("drained")?;
     Ok(())
 }
@@ -101,7 +103,7 @@ fn observe(
     peers: &Arc<Peers>,
 ) -> Observed {
     let (counted, read, linked) = (Arc::clone(tier), Arc::clone(transport), Arc::clone(peers));
-    let evicted = Arc::clone(tier);
+    let (evicted, running) = (Arc::clone(tier), Arc::clone(tier));
     Observed {
         pools: vec![
             NamedPool::new("store_blocks", tier.blocks()),
@@ -113,6 +115,7 @@ fn observe(
             base.telemetry.figures(),
         ],
         evict_disk: Some(Arc::new(move || evicted.evict_disk())),
+        is_running: Some(Arc::new(move || running.is_running())),
         members: Some(Arc::new(move || linked.states())),
         ..Observed::default()
     }

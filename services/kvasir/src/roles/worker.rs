@@ -1,6 +1,7 @@
 //! A prefill or a decode worker as a process: one model, one slab, one data plane.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use decode::{DecodeParts, DecodeWorker};
@@ -32,6 +33,13 @@ impl Worker {
         match self {
             Self::Prefill(worker) => worker.begin_drain(),
             Self::Decode(worker) => worker.begin_drain(),
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        match self {
+            Self::Prefill(worker) => worker.is_running(),
+            Self::Decode(worker) => worker.is_running(),
         }
     }
 
@@ -122,13 +130,15 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let offered = Offered { events: Some(hub), ..offered };
     let running = base.answer(offered, Base::admin(observed), &peers)?;
     base.say_ready(console)?;
-    base.stop.wait().await;
+    let ended = base.until_stopped(|| worker.is_running()).await;
     console.progress("draining");
     worker.begin_drain();
-    running.end(base.drain()).await;
+    let drain = if ended.is_ok() { base.drain() } else { Duration::ZERO };
+    running.end(drain).await;
     transport.close().await;
     block_in_place(|| drop(worker));
     peers.close().await;
+    ended?;
     console.line("drained")?;
     Ok(())
 }
@@ -160,6 +170,7 @@ fn observe(
     peers: &Arc<Peers>,
     pools: Vec<NamedPool>,
 ) -> Observed {
+    let running = worker.clone();
     let (counted, read, linked) = (worker.clone(), Arc::clone(transport), Arc::clone(peers));
     let share = loaded_share(base.checkpoint.config(), Part::Encoder);
     let is_prefill = base.me.role() == MemberRole::Prefill;
@@ -173,6 +184,7 @@ fn observe(
         busy: vec![Arc::new(move || usize::from(!counted.idle()))],
         prefill_loaded_share: is_prefill.then_some(share.with_tables),
         evict_disk: None,
+        is_running: Some(Arc::new(move || running.is_running())),
         members: Some(Arc::new(move || linked.states())),
     }
 }

@@ -6,7 +6,8 @@
 //! here may run where threads of the runtime come and go (`block_in_place`, `spawn_blocking`).
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::plan::Plan;
 use crate::identity::MemberRole;
@@ -31,7 +32,8 @@ const STEADY: Duration = Duration::from_secs(60);
 const RESTART_PAUSE: Duration = Duration::from_millis(200);
 /// Requests to the supervisor that may wait.
 const REQUESTS_MAX: usize = 16;
-/// Lines of a member's log that an error quotes.
+/// Bytes of the end of a member's log that are looked at, and lines of it that an error quotes.
+const LOG_BYTES: u64 = 8 << 10;
 const LOG_LINES: usize = 5;
 
 /// Asks the supervisor for something; the answer comes when it is done.
@@ -224,7 +226,8 @@ impl State {
         let log =
             self.commands.get(name).map(|command| last_lines(&command.log)).unwrap_or_default();
         if RESTARTS_MAX <= *restarts {
-            let text = format!("{name} ended {RESTARTS_MAX} times ({status}); its log ends: {log}");
+            let text =
+                format!("{name} ended {} times ({status}); its log ends: {log}", RESTARTS_MAX + 1);
             self.tell(text);
             return;
         }
@@ -298,8 +301,9 @@ async fn end(mut stopping: Vec<(String, Child)>, drain: Duration) {
             tracing::debug!(name, %error, "a member ended before its signal");
         }
     }
+    let deadline = Instant::now() + drain;
     for (name, child) in &mut stopping {
-        match timeout(drain, child.wait()).await {
+        match timeout_at(deadline, child.wait()).await {
             Ok(Ok(status)) => tracing::info!(name, %status, "a member ended"),
             Ok(Err(error)) => tracing::warn!(name, %error, "a member cannot be waited for"),
             Err(_) => {
@@ -318,7 +322,16 @@ fn pid_of(child: &Child) -> Option<Pid> {
 
 /// The end of a log, on one line.
 pub(super) fn last_lines(log: &Path) -> String {
-    let text = fs::read_to_string(log).unwrap_or_default();
+    let mut end = Vec::new();
+    let read = File::open(log).and_then(|mut file| {
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LOG_BYTES)))?;
+        file.take(LOG_BYTES).read_to_end(&mut end)
+    });
+    if let Err(error) = read {
+        return format!("(it cannot be read: {error})");
+    }
+    let text = String::from_utf8_lossy(&end);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(LOG_LINES)..].join(" | ")
 }

@@ -99,17 +99,16 @@ pub(crate) fn write(wanted: Wanted<'_>, clock: &Arc<dyn Clock>) -> anyhow::Resul
             "--{role} is {count}, expected {least} to {REPLICAS_MAX}"
         );
     }
-    for part in ["", "run", "log", "tls"] {
+    for part in ["run", "log", "tls"] {
         make_private(&folder.join(part))?;
     }
-    write_secret(&folder.join("secret.hex"))?;
     let mut members = Vec::new();
     let mut ports = Ports::default();
     for (role, first_id) in ROLE_IDS {
         for number in 1..=replicas.of(role) {
             let name = format!("{role}-{number}");
             let is_router = role == MemberRole::Router;
-            let asked = listen.filter(|_| is_router && number == 1);
+            let asked = listen.filter(|listen| is_router && number == 1 && listen.port() != 0);
             let socket = folder.join("run").join(format!("{name}.sock"));
             members.push(MemberConfig {
                 role: role.to_string(),
@@ -138,7 +137,10 @@ pub(crate) fn write(wanted: Wanted<'_>, clock: &Arc<dyn Clock>) -> anyhow::Resul
     settings.insert("cluster".to_owned(), cluster_table(&model, &members)?.into());
     let server = settings.entry("server").or_insert_with(|| toml::Table::new().into());
     let server = server.as_table_mut().context("[server] is no table")?;
-    server.insert("cluster_secret_file".to_owned(), "secret.hex".into());
+    if !server.contains_key("cluster_secret_file") {
+        write_secret(&folder.join("secret.hex"))?;
+        server.insert("cluster_secret_file".to_owned(), "secret.hex".into());
+    }
     if !server.contains_key("model_name") {
         let name = model.file_name().context("the model folder has no name")?;
         server.insert("model_name".to_owned(), name.to_string_lossy().into_owned().into());
@@ -149,6 +151,24 @@ pub(crate) fn write(wanted: Wanted<'_>, clock: &Arc<dyn Clock>) -> anyhow::Resul
     fs::write(plan.file(), text)
         .with_context(|| format!("{} cannot be written", plan.file().display()))?;
     Ok(plan)
+}
+
+/// Makes the state folder, or takes one that is empty or was one before. Any other is somebody's own.
+///
+/// # Errors
+/// When it holds something else, or cannot be made.
+pub(super) fn claim(folder: &Path) -> anyhow::Result<()> {
+    let shown = folder.display();
+    if !folder.exists() {
+        return make_private(folder);
+    }
+    let is_ours = folder.join("lock").is_file() || folder.join("cluster.toml").is_file();
+    let mut entries = fs::read_dir(folder).with_context(|| format!("{shown} cannot be read"))?;
+    ensure!(
+        is_ours || entries.next().is_none(),
+        "{shown} holds something else than the state of a cluster; name a new folder with --state"
+    );
+    Ok(())
 }
 
 fn make_private(folder: &Path) -> anyhow::Result<()> {
@@ -268,6 +288,20 @@ mod tests {
         let before = std::fs::read(&secret).unwrap();
         write(wanted(folder.path(), ONE)).unwrap();
         assert_eq!(std::fs::read(&secret).unwrap(), before, "names stay valid after a restart");
+    }
+
+    #[test]
+    fn a_folder_of_somebody_else_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = folder.path().join("new");
+        super::claim(&made).unwrap();
+        assert_eq!(std::fs::metadata(&made).unwrap().permissions().mode() & 0o777, 0o700);
+        super::claim(&made).unwrap();
+        std::fs::write(made.join("letter"), "").unwrap();
+        let error = super::claim(&made).unwrap_err().to_string();
+        assert!(error.contains("--state"), "{error}");
+        std::fs::write(made.join("cluster.toml"), "").unwrap();
+        super::claim(&made).unwrap();
     }
 
     #[test]
