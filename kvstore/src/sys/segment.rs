@@ -16,7 +16,7 @@ use std::slice;
 use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{self, MemfdFlags, SealFlags};
 
 /// One slot of a segment of one's own. It owns its range of the mapping: no other slot overlaps it.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(crate) enum SegmentError {
     },
 }
 
-/// Makes a segment of `count` slots of `slot_bytes` bytes each, `stride` bytes apart, zeroed, all pages present.
+/// Makes a segment of `count` slots of `slot_bytes` bytes each, `stride` bytes apart, zeroed, its pages present as far as the system had them.
 /// Returns its file and its slots.
 ///
 /// # Errors
@@ -67,10 +67,8 @@ pub(crate) fn shared_slots(
     assert!(slot_bytes <= stride, "slots do not overlap");
     let bytes = count.checked_mul(stride).expect("a segment fits the address space");
     let file = fs::memfd_create("kvasir-slots", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let length = u64::try_from(bytes).expect("usize has at most 64 bits");
-    fs::ftruncate(&file, length)?;
-    // Reserved here, so that a lack of memory is an error now and no fault at the first touch.
-    fs::fallocate(&file, FallocateFlags::empty(), 0, length)?;
+    // Not fallocate: it takes page after page until the machine has none left, where mapping refuses at once.
+    fs::ftruncate(&file, u64::try_from(bytes).expect("usize has at most 64 bits"))?;
     let mapping = MmapOptions::new().len(bytes).populate().map_raw(&file)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
     fs::fcntl_add_seals(&file, seals)?;

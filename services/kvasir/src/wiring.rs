@@ -6,7 +6,7 @@
 
 mod directory;
 mod events;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod parts;
 mod placement;
 mod pools;

@@ -11,6 +11,8 @@ mod disk;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod flight;
+#[cfg(test)]
 mod full;
 #[cfg(test)]
 mod hand;

@@ -15,6 +15,7 @@ use super::peers::Peers;
 use crate::admin::{self, Observed};
 use crate::console::Console;
 use crate::wire::EventHub;
+use crate::wiring::memory;
 use crate::wiring::parts::{Asked, NamedPool};
 
 /// Pause between two looks at what changed: routers know it at most so much later.
@@ -25,6 +26,7 @@ const CHANGES_PERIOD: Duration = Duration::from_millis(50);
 /// # Errors
 /// When memory is refused, the folder of the drive cannot be used, or an address is taken.
 pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result<()> {
+    memory::check_store(&base.config)?;
     let peers = base.peers(&[]);
     let transport = Arc::new(base.transport(&peers)?);
     let rank = base.me.rank();

@@ -19,6 +19,7 @@ use crate::admin::{self, Observed};
 use crate::console::Console;
 use crate::identity::MemberRole;
 use crate::wire::EventHub;
+use crate::wiring::memory;
 use crate::wiring::parts::{Asked, NamedPool, WorkerEvents, WorkerMemory, load, worker_memory};
 
 /// Either worker, behind what this process needs of it.
@@ -75,6 +76,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let role = base.me.role();
     let part = if role == MemberRole::Prefill { Part::Encoder } else { Part::Whole };
     let arithmetic = base.config.server.arith.into();
+    memory::check_worker(&base.config, base.checkpoint.config().layout())?;
     let engine = block_in_place(|| {
         load(&base.checkpoint, arithmetic, part, &mut |line| console.progress(line))
     })?;

@@ -28,7 +28,6 @@ pub(super) fn check(
     layout: &KvLayout,
     physical: Option<u64>,
 ) -> anyhow::Result<()> {
-    let Some(physical) = physical else { return Ok(()) };
     let of_workers = |count: u32, bytes: usize| {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         bytes.saturating_mul(WORKERS * u64::from(count))
@@ -40,6 +39,39 @@ pub(super) fn check(
         ("store.block_bytes_max", config.store.block_bytes_max),
         ("store.window_bytes_max", config.store.window_bytes_max),
     ];
+    fits(&wanted, physical)
+}
+
+/// Compares what the caches of one worker take with the machine.
+///
+/// # Errors
+/// As for [`check`].
+pub(crate) fn check_worker(config: &Config, layout: &KvLayout) -> anyhow::Result<()> {
+    let bytes = |count: u32, bytes: usize| {
+        u64::try_from(bytes).unwrap_or(u64::MAX).saturating_mul(u64::from(count))
+    };
+    let server = &config.server;
+    let wanted = [
+        ("server.device_blocks", bytes(server.device_blocks, layout.block_bytes())),
+        ("server.window_objects", bytes(server.window_objects, layout.window_bytes())),
+    ];
+    fits(&wanted, physical_bytes())
+}
+
+/// Compares what a store node takes with the machine.
+///
+/// # Errors
+/// As for [`check`].
+pub(crate) fn check_store(config: &Config) -> anyhow::Result<()> {
+    let wanted = [
+        ("store.block_bytes_max", config.store.block_bytes_max),
+        ("store.window_bytes_max", config.store.window_bytes_max),
+    ];
+    fits(&wanted, physical_bytes())
+}
+
+fn fits(wanted: &[(&str, u64)], physical: Option<u64>) -> anyhow::Result<()> {
+    let Some(physical) = physical else { return Ok(()) };
     let all = wanted.iter().fold(0_u64, |all, (_, bytes)| all.saturating_add(*bytes));
     if let Some((key, bytes)) = wanted.iter().max_by_key(|(_, bytes)| *bytes)
         && physical < all

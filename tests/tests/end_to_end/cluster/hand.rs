@@ -175,6 +175,24 @@ impl Hand {
         self.start_from(name, &file);
     }
 
+    /// Where others read a member.
+    pub(super) fn data(&self, name: &str) -> SocketAddr {
+        self.members[name].data
+    }
+
+    /// Starts a member that finds the data of some others at other addresses than these have.
+    pub(super) fn start_reading_through(&mut self, name: &str, ways: &[(&str, SocketAddr)]) {
+        let mut text = self.text(&seedling(), &self.names());
+        for (member, way) in ways {
+            let entry = format!("data = \"{}\"", self.members[*member].data);
+            assert!(text.contains(&entry), "{member} is read from");
+            text = text.replace(&entry, &format!("data = \"{way}\""));
+        }
+        let file = self.folder.path().join(format!("{name}.toml"));
+        fs::write(&file, text).expect("the file can be written");
+        self.start_from(name, &file);
+    }
+
     fn start_from(&mut self, name: &str, file: &Path) {
         let member = &self.members[name];
         let log = OpenOptions::new().create(true).append(true).open(self.log_path(name));
