@@ -212,9 +212,8 @@ impl Writer {
             created_unix_seconds: self.shared.clock.unix_seconds(),
             identity: self.shared.identity,
         };
-        // Also when it fails: a file that cannot be removed again must not stand in the way of the next one.
-        self.number_next = self.number_next.saturating_add(1);
         let segment = OpenSegment::create(&self.shared.config.folder, &header)?;
+        self.number_next = self.number_next.saturating_add(1);
         let listed = Segment { bytes: segment.bytes(), ..Segment::default() };
         self.shared.state.lock().add_segment(segment.number(), listed);
         tracing::debug!(number = segment.number(), "a segment was begun");
