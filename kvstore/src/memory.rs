@@ -59,7 +59,7 @@ pub enum MemoryError {
 }
 
 /// Slots in one segment that other processes of the host can map for reading and never for writing. Otherwise like
-/// [`HostMemory`]: allocated, zeroed and touched when it is built, one lock per slot.
+/// [`HostMemory`]: zeroed when it is built, its pages present as far as the system had them, one lock per slot.
 ///
 /// The locks are this process's own: a reader in another process holds a slot by an open read of the pool, not by a lock.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ impl SharedMemory {
     /// Slots begin at multiples of this many bytes, a cache line: no two slots share one.
     const ALIGNMENT: usize = 64;
 
-    /// Allocates as many slots of `slot_bytes` bytes as `bytes_max` bytes hold, and touches every page. Up to 63 bytes
+    /// Allocates as many slots of `slot_bytes` bytes as `bytes_max` bytes hold. Up to 63 bytes
     /// between slots are not counted, like the locks and lists around them; blocks and window objects need none.
     ///
     /// # Errors

@@ -3,7 +3,8 @@
 //! A sealed segment costs one read of its table. A segment without a seal is walked with its payloads; in the ordinary
 //! case that is the last one only, whose torn tail is cut off and which is then written on. Segments of another layout,
 //! other numerics or another version are left alone: an older program may come back for them. Their bytes count against
-//! the bound, and they leave in the order of their numbers like all others. Files with other names are not looked at.
+//! the bound, and they leave in the order of their numbers like all others. Files with other names are not looked at;
+//! one of ours that is shorter than a header was never begun and is removed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

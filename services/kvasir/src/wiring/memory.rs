@@ -28,17 +28,7 @@ pub(super) fn check(
     layout: &KvLayout,
     physical: Option<u64>,
 ) -> anyhow::Result<()> {
-    let of_workers = |count: u32, bytes: usize| {
-        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-        bytes.saturating_mul(WORKERS * u64::from(count))
-    };
-    let server = &config.server;
-    let wanted = [
-        ("server.device_blocks", of_workers(server.device_blocks, layout.block_bytes())),
-        ("server.window_objects", of_workers(server.window_objects, layout.window_bytes())),
-        ("store.block_bytes_max", config.store.block_bytes_max),
-        ("store.window_bytes_max", config.store.window_bytes_max),
-    ];
+    let wanted = [of_workers(config, layout, WORKERS), of_store(config)].concat();
     fits(&wanted, physical)
 }
 
@@ -47,15 +37,7 @@ pub(super) fn check(
 /// # Errors
 /// As for [`check`].
 pub(crate) fn check_worker(config: &Config, layout: &KvLayout) -> anyhow::Result<()> {
-    let bytes = |count: u32, bytes: usize| {
-        u64::try_from(bytes).unwrap_or(u64::MAX).saturating_mul(u64::from(count))
-    };
-    let server = &config.server;
-    let wanted = [
-        ("server.device_blocks", bytes(server.device_blocks, layout.block_bytes())),
-        ("server.window_objects", bytes(server.window_objects, layout.window_bytes())),
-    ];
-    fits(&wanted, physical_bytes())
+    fits(&of_workers(config, layout, 1), physical_bytes())
 }
 
 /// Compares what a store node takes with the machine.
@@ -63,11 +45,27 @@ pub(crate) fn check_worker(config: &Config, layout: &KvLayout) -> anyhow::Result
 /// # Errors
 /// As for [`check`].
 pub(crate) fn check_store(config: &Config) -> anyhow::Result<()> {
-    let wanted = [
+    fits(&of_store(config), physical_bytes())
+}
+
+/// What so many workers take, by the setting that says so.
+fn of_workers(config: &Config, layout: &KvLayout, workers: u64) -> [(&'static str, u64); 2] {
+    let bytes = |count: u32, bytes: usize| {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        bytes.saturating_mul(workers * u64::from(count))
+    };
+    let server = &config.server;
+    [
+        ("server.device_blocks", bytes(server.device_blocks, layout.block_bytes())),
+        ("server.window_objects", bytes(server.window_objects, layout.window_bytes())),
+    ]
+}
+
+fn of_store(config: &Config) -> [(&'static str, u64); 2] {
+    [
         ("store.block_bytes_max", config.store.block_bytes_max),
         ("store.window_bytes_max", config.store.window_bytes_max),
-    ];
-    fits(&wanted, physical_bytes())
+    ]
 }
 
 fn fits(wanted: &[(&str, u64)], physical: Option<u64>) -> anyhow::Result<()> {
