@@ -30,7 +30,7 @@ use crossbeam_channel::{Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 use shared::{
     BlockStore, CacheChange, Clock, Descriptor, Flow, LocateEvent, ObjectKey, ObjectKind,
-    OfferEvent, OfferOutcome, RegionId, Sink, SlotMemory, Ticket, Tier,
+    OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory, Ticket, Tier,
 };
 
 pub use stats::HostStats;
@@ -61,6 +61,9 @@ pub struct HostTierConfig {
     /// Offered objects that may wait, and commands that may wait. Range: 1 to 65,536. Default: 1,024: a waiting offer
     /// pins a slot of the worker that made it, and what overflows can be recomputed.
     pub queue_max: usize,
+    /// How long an offer may take until all of it is read, waiting included; the rest is then not taken. Range: 1 ms to 10
+    /// min. Default: 30 s: the worker that made it pins the objects as long.
+    pub offer_wait_max: Duration,
     /// Objects read at a time. Range: 1 to 1,024. Default: 16, about 2 MB of Flash blocks: enough to keep a link busy,
     /// few enough that a withdrawn offer stops soon.
     pub batch_max: usize,
@@ -73,6 +76,7 @@ impl HostTierConfig {
         window_bytes_max: 256 << 20,
         window_ttl: Duration::from_secs(600),
         queue_max: 1_024,
+        offer_wait_max: Duration::from_secs(30),
         batch_max: 16,
     };
 
@@ -88,6 +92,15 @@ impl HostTierConfig {
                 field: "window_ttl",
                 found,
                 expected: "1 s to 1 h",
+            });
+        }
+        let wait = self.offer_wait_max;
+        if !(Duration::from_millis(1)..=Duration::from_secs(600)).contains(&wait) {
+            let found = format!("{wait:?}");
+            return Err(HostTierError::Config {
+                field: "offer_wait_max",
+                found,
+                expected: "1 ms to 10 min",
             });
         }
         for (field, found, max, expected) in [
@@ -319,9 +332,14 @@ impl HostTier {
 
 impl BlockStore for HostTier {
     /// When the queue is full the answer is "nothing found", given on the calling thread.
-    fn locate(&self, keys: Vec<ObjectKey>, sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+    fn locate(
+        &self,
+        context: RequestContext,
+        keys: Vec<ObjectKey>,
+        sink: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket {
         let pins = Arc::new(Mutex::new(Pins::Waiting));
-        let lookup = Lookup { keys, sink, pins: Arc::clone(&pins) };
+        let lookup = Lookup { context, keys, sink, pins: Arc::clone(&pins) };
         match self.send(Command::Locate(lookup)) {
             Ok(()) => Ticket::new(move || lookups::release(&pins)),
             Err(Command::Locate(mut lookup)) => {
@@ -337,14 +355,19 @@ impl BlockStore for HostTier {
 
     /// What exceeds the queue is answered with [`OfferOutcome::Dropped`] on the calling thread, last objects first to go.
     /// A withdrawn offer is answered by dropping its sink.
-    fn offer(&self, mut objects: Vec<Descriptor>, mut sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(
+        &self,
+        context: RequestContext,
+        mut objects: Vec<Descriptor>,
+        mut sink: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket {
         let waiting = Waiting::admit(&self.waiting, objects.len(), self.queue_max);
         let refused = objects.split_off(waiting.count());
         if self.refuse(&refused, &mut sink) == Flow::Closed || objects.is_empty() {
             return Ticket::empty();
         }
         let withdrawn = Arc::new(AtomicBool::new(false));
-        let offer = Offer { objects, sink, waiting, withdrawn: Arc::clone(&withdrawn) };
+        let offer = Offer { context, objects, sink, waiting, withdrawn: Arc::clone(&withdrawn) };
         match self.send(Command::Offer(offer)) {
             Ok(()) => Ticket::new(move || withdrawn.store(true, Ordering::Release)),
             Err(Command::Offer(Offer { objects, mut sink, .. })) => {
@@ -397,13 +420,23 @@ impl Drop for HostTier {
 pub struct NoStore;
 
 impl BlockStore for NoStore {
-    fn locate(&self, keys: Vec<ObjectKey>, mut sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+    fn locate(
+        &self,
+        _: RequestContext,
+        keys: Vec<ObjectKey>,
+        mut sink: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket {
         // Closed or not, there is nothing more to say.
         let _: Flow = sink.emit(LocateEvent { found: vec![None; keys.len()] });
         Ticket::empty()
     }
 
-    fn offer(&self, objects: Vec<Descriptor>, mut sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(
+        &self,
+        _: RequestContext,
+        objects: Vec<Descriptor>,
+        mut sink: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket {
         for object in objects {
             let event = OfferEvent { key: object.key, outcome: OfferOutcome::Dropped };
             if sink.emit(event) == Flow::Closed {

@@ -16,7 +16,7 @@ mod wire;
 #[cfg(test)]
 mod conformance;
 
-use shared::{Descriptor, RegionId, Sink, Ticket};
+use shared::{Descriptor, RegionId, RequestContext, Sink, Ticket};
 
 pub use local::{LocalTransport, LocalTransportConfig, RegisterError};
 pub use peer::{
@@ -41,8 +41,13 @@ use crate::pool::OwnedSlot;
 /// - After the sink answered [`shared::Flow::Closed`] it is not called again, and the targets still inside return to
 ///   their pool.
 pub trait Transport: Send + Sync {
-    /// Starts reading. Fetches nothing when `reads` is empty.
-    fn read(&self, reads: Vec<ReadRequest>, sink: Box<dyn Sink<ReadDone>>) -> Ticket;
+    /// Starts reading on behalf of `context`, which goes to the owner too. Fetches nothing when `reads` is empty.
+    fn read(
+        &self,
+        context: RequestContext,
+        reads: Vec<ReadRequest>,
+        sink: Box<dyn Sink<ReadDone>>,
+    ) -> Ticket;
 }
 
 /// One object to read.

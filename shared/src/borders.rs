@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::events::{DecodeEvent, LocateEvent, OfferEvent, PlaceEvent, PrefillEvent};
-use crate::ids::{SlotIndex, WorkerRank};
+use crate::ids::{RequestContext, SlotIndex, WorkerRank};
 use crate::objects::{Descriptor, ObjectKey};
 use crate::requests::{DecodeRequest, PlaceRequest, PrefillRequest};
 
@@ -87,11 +87,21 @@ pub trait Placer: Send + Sync {
 /// A store of cached objects outside a worker: host memory, drives, other nodes.
 pub trait BlockStore: Send + Sync {
     /// Looks keys up and pins what is found until the ticket drops. One event.
-    fn locate(&self, keys: Vec<ObjectKey>, sink: Box<dyn Sink<LocateEvent>>) -> Ticket;
+    fn locate(
+        &self,
+        context: RequestContext,
+        keys: Vec<ObjectKey>,
+        sink: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket;
 
     /// Offers objects; the store reads those it wants and answers one event per object. Dropping the ticket before
     /// that withdraws the offers not yet being read.
-    fn offer(&self, objects: Vec<Descriptor>, sink: Box<dyn Sink<OfferEvent>>) -> Ticket;
+    fn offer(
+        &self,
+        context: RequestContext,
+        objects: Vec<Descriptor>,
+        sink: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket;
 }
 
 /// Finds decode workers by name. Members may come and go between calls.

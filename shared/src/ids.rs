@@ -153,6 +153,20 @@ impl fmt::Display for TraceContext {
     }
 }
 
+/// On whose behalf something is done: goes with every call, so that each log line and span names its cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestContext {
+    /// The request.
+    pub id: RequestId,
+    /// The trace it belongs to.
+    pub trace: TraceContext,
+}
+
+impl RequestContext {
+    /// Work that no request caused: upkeep, tools.
+    pub const NONE: Self = Self { id: RequestId(0), trace: TraceContext::NONE };
+}
+
 /// Names the content of one image: the hash of its bytes and of everything that changes its embedding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MediaId(pub [u8; 32]);

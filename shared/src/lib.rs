@@ -32,8 +32,8 @@ pub use events::{
     OfferOutcome, PlaceEvent, PrefillEvent, StartReport, WindowSource, WorkerEvent,
 };
 pub use ids::{
-    DpRank, Generation, MediaId, RegionId, RequestId, SlotIndex, TenantId, TokenId, TraceContext,
-    WorkerId, WorkerRank,
+    DpRank, Generation, MediaId, RegionId, RequestContext, RequestId, SlotIndex, TenantId, TokenId,
+    TraceContext, WorkerId, WorkerRank,
 };
 pub use layout::{BLOCK_TOKENS, KvLayout, KvShape, LayoutError, SourceLayout, SourceShape};
 pub use names::{BlockName, Lineage, MediaRun, Numerics, Root, RootInputs, block_names, next_name};

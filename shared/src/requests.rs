@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
-use crate::ids::{RequestId, TenantId, TokenId, TraceContext, WorkerRank};
+use crate::ids::{RequestContext, RequestId, TenantId, TokenId, TraceContext, WorkerRank};
 use crate::names::{BlockName, Lineage, Root};
 
 /// How the next token is drawn.
@@ -57,6 +57,14 @@ pub struct DecodeRequest {
     pub deadline: Option<Timestamp>,
 }
 
+impl DecodeRequest {
+    /// On whose behalf everything for it is done.
+    #[must_use]
+    pub fn context(&self) -> RequestContext {
+        RequestContext { id: self.id, trace: self.trace }
+    }
+}
+
 /// Asks a prefill worker for the blocks of `[from, to)` and the window object at `to`.
 #[derive(Clone, Debug)]
 pub struct PrefillRequest {
@@ -76,6 +84,14 @@ pub struct PrefillRequest {
     pub from: u32,
     /// The hand-off boundary S. A multiple of 128, equal to the length of `ids`.
     pub to: u32,
+}
+
+impl PrefillRequest {
+    /// On whose behalf everything for it is done.
+    #[must_use]
+    pub fn context(&self) -> RequestContext {
+        RequestContext { id: self.id, trace: self.trace }
+    }
 }
 
 /// Asks the router where a request should run.

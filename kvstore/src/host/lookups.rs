@@ -11,8 +11,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, never};
 use parking_lot::Mutex;
 use shared::{
-    BlockName, Descriptor, Flow, Generation, LocateEvent, Location, ObjectKey, ObjectKind, Sink,
-    Timestamp,
+    BlockName, Descriptor, Flow, Generation, LocateEvent, Location, ObjectKey, ObjectKind,
+    RequestContext, Sink, Timestamp,
 };
 
 use super::Pools;
@@ -22,6 +22,7 @@ use crate::pool::SealedSlot;
 
 /// A lookup that waits for its turn.
 pub(super) struct Lookup {
+    pub(super) context: RequestContext,
     pub(super) keys: Vec<ObjectKey>,
     pub(super) sink: Box<dyn Sink<LocateEvent>>,
     pub(super) pins: Arc<Mutex<Pins>>,
@@ -76,6 +77,7 @@ struct Place {
 }
 
 struct Pending {
+    context: RequestContext,
     found: Vec<Option<Descriptor>>,
     sink: Box<dyn Sink<LocateEvent>>,
     pins: Arc<Mutex<Pins>>,
@@ -133,8 +135,9 @@ impl Lookups {
         self.number_next += 1;
         let missing = self.onboard(number, &lookup.keys, &found);
         let wait_max = self.disk.as_ref().map_or(Duration::ZERO, |disk| disk.wait_max);
-        let Lookup { sink, pins, .. } = lookup;
-        let pending = Pending { found, sink, pins, missing, answer_at: now.after(wait_max) };
+        let Lookup { context, sink, pins, .. } = lookup;
+        let pending =
+            Pending { context, found, sink, pins, missing, answer_at: now.after(wait_max) };
         if missing == 0 {
             self.answer(pending);
         } else {
@@ -156,6 +159,10 @@ impl Lookups {
             }
             let pending = oldest.remove();
             count(&self.counters.lookups_late, 1);
+            tracing::debug!(
+                request = %pending.context.id, missing = pending.missing,
+                "blocks did not come from disk in time; the lookup is answered without them"
+            );
             self.answer(pending);
         }
     }
@@ -250,12 +257,16 @@ impl Lookups {
     }
 
     fn answer(&self, pending: Pending) {
-        let Pending { found, mut sink, pins, .. } = pending;
+        let Pending { context, found, mut sink, pins, .. } = pending;
         if matches!(*pins.lock(), Pins::Released) {
             return;
         }
-        count(&self.counters.hits, found.iter().flatten().count());
-        count(&self.counters.misses, found.iter().filter(|found| found.is_none()).count());
+        let hits = found.iter().flatten().count();
+        count(&self.counters.hits, hits);
+        count(&self.counters.misses, found.len() - hits);
+        tracing::debug!(
+            request = %context.id, trace = %context.trace, keys = found.len(), hits, "looked up"
+        );
         if sink.emit(LocateEvent { found }) == Flow::Closed {
             release(&pins);
         }

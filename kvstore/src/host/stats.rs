@@ -21,6 +21,8 @@ pub struct HostStats {
     pub dropped_space: u64,
     /// Offers whose source was evicted, unregistered or closed before it was read.
     pub dropped_gone: u64,
+    /// Offers not read within their time: a slow peer, or too many before them.
+    pub dropped_late: u64,
     /// Offers whose bytes failed their checksum or did not fit. Always 0 unless memory, a link or a peer is at fault.
     pub dropped_corrupt: u64,
     /// Offers withdrawn before they were read.
@@ -59,6 +61,7 @@ pub(super) enum DropReason {
     QueueFull,
     NoSpace,
     Gone,
+    Late,
     Corrupt,
 }
 
@@ -71,6 +74,7 @@ pub(super) struct Counters {
     dropped_queue: AtomicU64,
     dropped_space: AtomicU64,
     dropped_gone: AtomicU64,
+    dropped_late: AtomicU64,
     dropped_corrupt: AtomicU64,
     pub(super) withdrawn: AtomicU64,
     pub(super) hits: AtomicU64,
@@ -93,6 +97,7 @@ impl Counters {
             DropReason::QueueFull => &self.dropped_queue,
             DropReason::NoSpace => &self.dropped_space,
             DropReason::Gone => &self.dropped_gone,
+            DropReason::Late => &self.dropped_late,
             DropReason::Corrupt => &self.dropped_corrupt,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -114,6 +119,7 @@ impl Counters {
             dropped_queue: read(&self.dropped_queue),
             dropped_space: read(&self.dropped_space),
             dropped_gone: read(&self.dropped_gone),
+            dropped_late: read(&self.dropped_late),
             dropped_corrupt: read(&self.dropped_corrupt),
             withdrawn: read(&self.withdrawn),
             hits: read(&self.hits),
@@ -138,9 +144,9 @@ impl From<ReadError> for DropReason {
         match error {
             ReadError::UnknownRegion { .. }
             | ReadError::Stale
-            | ReadError::Late { .. }
             | ReadError::PeerLost { .. }
             | ReadError::Closed => Self::Gone,
+            ReadError::Late { .. } => Self::Late,
             ReadError::Busy { .. } => Self::QueueFull,
             ReadError::Corrupt { .. } | ReadError::Length { .. } => Self::Corrupt,
         }

@@ -5,7 +5,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use parking_lot::Mutex;
 use shared::{
     BlockStore, CacheChange, Descriptor, Flow, LocateEvent, ManualClock, ObjectKey, ObjectKind,
-    OfferEvent, OfferOutcome, RegionId, Sink, Ticket, Tier,
+    OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, Ticket, Tier,
 };
 
 use super::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore};
@@ -80,7 +80,7 @@ impl Rig {
     /// Offers and waits for all answers.
     fn offer(&self, objects: &[Descriptor]) -> Vec<OfferOutcome> {
         let (sink, events) = sending();
-        let _ticket = self.tier.offer(objects.to_vec(), sink);
+        let _ticket = self.tier.offer(RequestContext::NONE, objects.to_vec(), sink);
         objects
             .iter()
             .map(|object| {
@@ -93,7 +93,7 @@ impl Rig {
 
     fn locate(&self, keys: &[ObjectKey]) -> (Ticket, Vec<Option<Descriptor>>) {
         let (sink, events) = sending();
-        let ticket = self.tier.locate(keys.to_vec(), sink);
+        let ticket = self.tier.locate(RequestContext::NONE, keys.to_vec(), sink);
         let event: LocateEvent = next(&events);
         assert_eq!(event.found.len(), keys.len());
         (ticket, event.found)
@@ -116,6 +116,7 @@ fn config() -> HostTierConfig {
         block_bytes_max: 4 * u64::try_from(SLOT_BYTES).unwrap(),
         window_bytes_max: 4 * u64::try_from(SLOT_BYTES).unwrap(),
         window_ttl: TTL,
+        offer_wait_max: Duration::from_secs(30),
         queue_max: 8,
         batch_max: 2,
     }
@@ -154,7 +155,12 @@ fn gated<E: Send + 'static>() -> (Box<dyn Sink<E>>, Receiver<E>, Sender<()>) {
 struct Answering(fn(ReadRequest) -> ReadDone);
 
 impl Transport for Answering {
-    fn read(&self, reads: Vec<ReadRequest>, mut sink: Box<dyn Sink<ReadDone>>) -> Ticket {
+    fn read(
+        &self,
+        _: RequestContext,
+        reads: Vec<ReadRequest>,
+        mut sink: Box<dyn Sink<ReadDone>>,
+    ) -> Ticket {
         for read in reads {
             if sink.emit((self.0)(read)) == Flow::Closed {
                 break;
@@ -171,7 +177,12 @@ struct Silent(Mutex<Vec<Batch>>, Option<Sender<()>>);
 type Batch = (Vec<ReadRequest>, Box<dyn Sink<ReadDone>>);
 
 impl Transport for Silent {
-    fn read(&self, reads: Vec<ReadRequest>, sink: Box<dyn Sink<ReadDone>>) -> Ticket {
+    fn read(
+        &self,
+        _: RequestContext,
+        reads: Vec<ReadRequest>,
+        sink: Box<dyn Sink<ReadDone>>,
+    ) -> Ticket {
         self.0.lock().push((reads, sink));
         if let Some(started) = &self.1 {
             started.send(()).unwrap();
@@ -194,7 +205,8 @@ fn an_offered_object_is_found_and_read_back_bit_for_bit() {
     let slot = target.reserve(1).unwrap().pop().unwrap();
     let (sink, events) = sending();
     let source = found[0].unwrap();
-    let _read = rig.transport.read(vec![ReadRequest { source, target: slot }], sink);
+    let _read =
+        rig.transport.read(RequestContext::NONE, vec![ReadRequest { source, target: slot }], sink);
     let done: ReadDone = next(&events);
     let sealed = target.seal_read(done.target, &done.source).unwrap();
     assert_eq!(crate::testing::bytes_of(&sealed), payload(2));
@@ -368,7 +380,12 @@ fn failing_and_lying_transports_cost_the_object_only() {
 fn a_transport_that_loses_its_reads_drops_the_offer() {
     struct Losing;
     impl Transport for Losing {
-        fn read(&self, reads: Vec<ReadRequest>, mut sink: Box<dyn Sink<ReadDone>>) -> Ticket {
+        fn read(
+            &self,
+            _: RequestContext,
+            reads: Vec<ReadRequest>,
+            mut sink: Box<dyn Sink<ReadDone>>,
+        ) -> Ticket {
             let ReadRequest { source, target } = reads.into_iter().next().unwrap();
             let result = Err(ReadError::Stale);
             assert_eq!(sink.emit(ReadDone { source, target, result }), Flow::Open);
@@ -390,7 +407,7 @@ fn lookups_are_answered_and_the_tier_stops_while_a_read_hangs() {
     let rig = Rig::with(config(), |_| handle);
     let held = rig.block(1);
     let (sink, events) = sending::<OfferEvent>();
-    let ticket = rig.tier.offer(vec![held.descriptor()], sink);
+    let ticket = rig.tier.offer(RequestContext::NONE, vec![held.descriptor()], sink);
     next(&reading);
     assert!(!rig.holds(key(1)));
     assert_eq!(rig.tier.blocks().audit().owned, 1);
@@ -408,17 +425,17 @@ fn a_lookup_whose_ticket_dropped_before_its_turn_pins_nothing() {
     let held = [rig.block(1), rig.block(2)];
     assert_eq!(rig.offer(&[held[0].descriptor()]), [OfferOutcome::Stored]);
     let (sink, offered, gate) = gated::<OfferEvent>();
-    let offer = rig.tier.offer(vec![held[1].descriptor()], sink);
+    let offer = rig.tier.offer(RequestContext::NONE, vec![held[1].descriptor()], sink);
     assert_eq!(next(&offered).outcome, OfferOutcome::Stored);
     let (sink, located) = sending::<LocateEvent>();
-    drop(rig.tier.locate(vec![key(1)], sink));
+    drop(rig.tier.locate(RequestContext::NONE, vec![key(1)], sink));
     gate.send(()).unwrap();
     assert!(located.recv().is_err(), "the sink was dropped unanswered");
     drop((offer, held));
     rig.assert_at_rest();
     let (sink, kept) = sending::<LocateEvent>();
     drop(kept);
-    let ticket = rig.tier.locate(vec![key(1)], sink);
+    let ticket = rig.tier.locate(RequestContext::NONE, vec![key(1)], sink);
     assert!(rig.holds(key(2)), "the thread is past the closed sink");
     rig.assert_at_rest();
     drop(ticket);
@@ -430,7 +447,7 @@ fn a_withdrawn_offer_is_not_read() {
     let held = [1, 2, 3, 4].map(|number| rig.block(number));
     let offered = held.each_ref().map(SealedSlot::descriptor);
     let (sink, events, gate) = gated();
-    let ticket = rig.tier.offer(offered.to_vec(), sink);
+    let ticket = rig.tier.offer(RequestContext::NONE, offered.to_vec(), sink);
     let first: OfferEvent = next(&events);
     assert_eq!(first.outcome, OfferOutcome::Stored);
     drop(ticket);
@@ -444,26 +461,60 @@ fn a_withdrawn_offer_is_not_read() {
 }
 
 #[test]
+fn an_offer_that_is_not_read_in_time_is_dropped_and_lookups_go_on() {
+    /// Keeps every batch and never answers.
+    struct Silent(Mutex<Vec<Batch>>);
+    impl Transport for Silent {
+        fn read(
+            &self,
+            _: RequestContext,
+            reads: Vec<ReadRequest>,
+            sink: Box<dyn Sink<ReadDone>>,
+        ) -> Ticket {
+            self.0.lock().push((reads, sink));
+            Ticket::empty()
+        }
+    }
+    let silent = Arc::new(Silent(Mutex::default()));
+    let wait = Duration::from_millis(20);
+    let rig = Rig::with(HostTierConfig { offer_wait_max: wait, ..config() }, |_| {
+        Arc::clone(&silent) as Arc<dyn Transport>
+    });
+    let held = [1, 2, 3].map(|number| rig.block(number));
+    let (sink, events) = sending::<OfferEvent>();
+    let offered = held.each_ref().map(SealedSlot::descriptor);
+    let _ticket = rig.tier.offer(RequestContext::NONE, offered.to_vec(), sink);
+    assert!(!rig.holds(key(1)), "lookups are answered meanwhile");
+    for _ in &held {
+        assert_eq!(next(&events).outcome, OfferOutcome::Dropped);
+    }
+    assert_eq!(rig.tier.stats().dropped_late, 3);
+    silent.0.lock().clear();
+    drop(held);
+    rig.assert_at_rest();
+}
+
+#[test]
 fn a_full_queue_drops_offers_and_answers_lookups_with_nothing() {
     let rig = Rig::with(HostTierConfig { queue_max: 2, batch_max: 1, ..config() }, |t| t);
     let held = [1, 2, 3, 4].map(|number| rig.block(number));
     let object = |index: usize| held[index].descriptor();
     let (sink, first, gate) = gated::<OfferEvent>();
-    let one = rig.tier.offer(vec![object(0)], sink);
+    let one = rig.tier.offer(RequestContext::NONE, vec![object(0)], sink);
     assert_eq!(next(&first).outcome, OfferOutcome::Stored);
     // The thread is stopped, the first object no longer waits: two may.
     let (sink, events) = sending::<OfferEvent>();
-    let two = rig.tier.offer(vec![object(1), object(2), object(3)], sink);
+    let two = rig.tier.offer(RequestContext::NONE, vec![object(1), object(2), object(3)], sink);
     let refused = next(&events);
     assert_eq!((refused.key, refused.outcome), (key(4), OfferOutcome::Dropped));
     let (sink, late) = sending::<OfferEvent>();
-    drop(rig.tier.offer(vec![object(3)], sink));
+    drop(rig.tier.offer(RequestContext::NONE, vec![object(3)], sink));
     assert_eq!(next(&late).outcome, OfferOutcome::Dropped);
     // The offer took one of the two places for commands.
     let (sink, queued) = sending::<LocateEvent>();
-    let three = rig.tier.locate(vec![key(1)], sink);
+    let three = rig.tier.locate(RequestContext::NONE, vec![key(1)], sink);
     let (sink, full) = sending::<LocateEvent>();
-    drop(rig.tier.locate(vec![key(1), key(2)], sink));
+    drop(rig.tier.locate(RequestContext::NONE, vec![key(1), key(2)], sink));
     assert_eq!(next(&full).found, [None, None]);
     assert_eq!(queued.try_recv(), Err(TryRecvError::Empty));
     gate.send(()).unwrap();
@@ -549,11 +600,11 @@ fn settings_out_of_range_are_refused_by_name() {
 #[test]
 fn no_store_holds_nothing() {
     let (sink, located) = sending::<LocateEvent>();
-    drop(NoStore.locate(vec![key(1), key(2)], sink));
+    drop(NoStore.locate(RequestContext::NONE, vec![key(1), key(2)], sink));
     assert_eq!(next(&located).found, [None, None]);
     let source = pool(1, 1);
     let held = store(&source, 1);
     let (sink, offered) = sending::<OfferEvent>();
-    drop(NoStore.offer(vec![held.descriptor()], sink));
+    drop(NoStore.offer(RequestContext::NONE, vec![held.descriptor()], sink));
     assert_eq!(next(&offered).outcome, OfferOutcome::Dropped);
 }

@@ -4,9 +4,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
-use shared::{Clock, Descriptor, Flow, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, Sink};
+use shared::{
+    Clock, Descriptor, Flow, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RequestContext, Sink,
+    Timestamp,
+};
 
 use super::lookups::{Lookup, Lookups};
 use super::stats::{Counters, DropReason, count};
@@ -23,6 +27,7 @@ pub(super) enum Command {
 
 /// An offer that waits, or is being read.
 pub(super) struct Offer {
+    pub(super) context: RequestContext,
     pub(super) objects: Vec<Descriptor>,
     pub(super) sink: Box<dyn Sink<OfferEvent>>,
     pub(super) waiting: Waiting,
@@ -72,18 +77,22 @@ pub(super) struct Worker {
     counters: Arc<Counters>,
     commands: Receiver<Command>,
     /// Offers taken from the channel while another one was being read. Bounded by the count of [`Waiting`] objects.
-    backlog: VecDeque<Offer>,
+    /// Offers whose turn has not come, and when their time is over.
+    backlog: VecDeque<(Timestamp, Offer)>,
     lookups: Lookups,
     /// Answers of the disk.
     onboarded: Receiver<DiskReadDone>,
     ages: WindowAges,
     batch_max: usize,
+    offer_wait_max: Duration,
 }
 
 /// What ended a wait.
 enum Happened {
     /// An answer to the offer being read; None when there will be no more.
     Read(Option<ReadDone>),
+    /// The time of the offer being read is over.
+    Late,
     /// Something that is dealt with.
     Other,
     /// The tier dropped.
@@ -117,15 +126,16 @@ impl Worker {
             commands,
             backlog: VecDeque::new(),
             batch_max: config.batch_max,
+            offer_wait_max: config.offer_wait_max,
         }
     }
 
     /// Serves until the tier drops.
     pub(super) fn run(mut self) {
         let nothing_read = never();
-        while !matches!(self.step(&nothing_read), Happened::Stopping) {
-            while let Some(offer) = self.backlog.pop_front() {
-                if self.read_offer(offer) == Life::Stopping {
+        while !matches!(self.step(&nothing_read, None), Happened::Stopping) {
+            while let Some((until, offer)) = self.backlog.pop_front() {
+                if self.read_offer(offer, until) == Life::Stopping {
                     return;
                 }
             }
@@ -136,7 +146,10 @@ impl Worker {
     fn take(&mut self, command: Command) {
         match command {
             Command::Locate(lookup) => self.locate(lookup),
-            Command::Offer(offer) => self.backlog.push_back(offer),
+            Command::Offer(offer) => {
+                let until = self.clock.now().after(self.offer_wait_max);
+                self.backlog.push_back((until, offer));
+            }
         }
     }
 
@@ -148,14 +161,15 @@ impl Worker {
         }
     }
 
-    /// Waits for the next thing to happen and deals with it, unless it concerns the offer being read.
-    fn step(&mut self, results: &Receiver<ReadDone>) -> Happened {
+    /// Waits for the next thing to happen and deals with it, unless it concerns the offer being read, whose time is over
+    /// at `until`.
+    fn step(&mut self, results: &Receiver<ReadDone>, until: Option<Timestamp>) -> Happened {
         let (commands, onboarded) = (self.commands.clone(), self.onboarded.clone());
-        let late = match self.lookups.deadline() {
-            Some(deadline) => after(deadline.since(self.clock.now())),
-            None => never(),
-        };
+        let now = self.clock.now();
+        let timer = |at: Option<Timestamp>| at.map_or_else(never, |at| after(at.since(now)));
+        let (late, over) = (timer(self.lookups.deadline()), timer(until));
         select! {
+            recv(over) -> _ => return Happened::Late,
             recv(results) -> answer => return Happened::Read(answer.ok()),
             recv(onboarded) -> done => if let Ok(done) = done {
                 self.lookups.settle(done);
@@ -170,12 +184,17 @@ impl Worker {
     }
 
     /// Reads an offer, some objects at a time.
-    fn read_offer(&mut self, mut offer: Offer) -> Life {
+    fn read_offer(&mut self, mut offer: Offer, until: Timestamp) -> Life {
         let objects = std::mem::take(&mut offer.objects);
         let mut rest = &objects[..];
         while !rest.is_empty() {
             if offer.withdrawn.load(Ordering::Acquire) {
                 count(&self.counters.withdrawn, rest.len());
+                return Life::Running;
+            }
+            if until <= self.clock.now() {
+                // Closed or not, there is nothing more to say.
+                let _: Flow = self.drop_late(rest.iter().map(|object| object.key), &mut offer);
                 return Life::Running;
             }
             let (chunk, later) = rest.split_at(rest.len().min(self.batch_max));
@@ -186,7 +205,7 @@ impl Worker {
             if flow == Flow::Closed {
                 return Life::Running;
             }
-            match self.read_chunk(reads, &mut offer) {
+            match self.read_chunk(reads, &mut offer, until) {
                 (Life::Stopping, _) => return Life::Stopping,
                 (Life::Running, Flow::Closed) => return Life::Running,
                 (Life::Running, Flow::Open) => {}
@@ -224,11 +243,17 @@ impl Worker {
     }
 
     /// Waits for the reads of one chunk, answering lookups meanwhile.
-    fn read_chunk(&mut self, reads: Vec<ReadRequest>, offer: &mut Offer) -> (Life, Flow) {
+    fn read_chunk(
+        &mut self,
+        reads: Vec<ReadRequest>,
+        offer: &mut Offer,
+        until: Timestamp,
+    ) -> (Life, Flow) {
         // Unbounded, but at most one answer per read is ever sent; a sink must not block.
         let (done, results) = unbounded();
         let mut expected: VecDeque<ObjectKey> = reads.iter().map(|read| read.source.key).collect();
         let ticket = self.transport.read(
+            offer.context,
             reads,
             Box::new(move |answer: ReadDone| match done.send(answer) {
                 Ok(()) => Flow::Open,
@@ -236,7 +261,7 @@ impl Worker {
             }),
         );
         while !expected.is_empty() {
-            match self.step(&results) {
+            match self.step(&results, Some(until)) {
                 Happened::Read(Some(answer)) => {
                     expected.pop_front();
                     if self.settle(answer, offer) == Flow::Closed {
@@ -244,7 +269,11 @@ impl Worker {
                     }
                 }
                 // The transport dropped the sink: it broke, and what it had not answered is lost.
-                Happened::Read(None) => return (Life::Running, self.drop_all(&expected, offer)),
+                Happened::Read(None) => {
+                    return (Life::Running, self.drop_all(expected, DropReason::Gone, offer));
+                }
+                // Cancelled by the ticket's drop; what still comes finds nobody and its slots return to their pool.
+                Happened::Late => return (Life::Running, self.drop_late(expected, offer)),
                 Happened::Other => {}
                 Happened::Stopping => return (Life::Stopping, Flow::Closed),
             }
@@ -273,7 +302,10 @@ impl Worker {
                 OfferOutcome::Stored
             }
             Err(error) => {
-                tracing::debug!(name = %source.key.name, %error, "an offered object was not taken");
+                tracing::debug!(
+                    request = %offer.context.id, name = %source.key.name, %error,
+                    "an offered object was not taken"
+                );
                 self.counters.dropped(DropReason::from(error));
                 OfferOutcome::Dropped
             }
@@ -281,10 +313,24 @@ impl Worker {
         offer.sink.emit(OfferEvent { key: source.key, outcome })
     }
 
-    fn drop_all(&self, keys: &VecDeque<ObjectKey>, offer: &mut Offer) -> Flow {
+    /// Ends an offer that was not read in time.
+    fn drop_late(&self, keys: impl IntoIterator<Item = ObjectKey>, offer: &mut Offer) -> Flow {
+        tracing::warn!(
+            request = %offer.context.id, limit_ms = self.offer_wait_max.as_millis(),
+            "an offer was not read in time; the rest of it is not taken"
+        );
+        self.drop_all(keys, DropReason::Late, offer)
+    }
+
+    fn drop_all(
+        &self,
+        keys: impl IntoIterator<Item = ObjectKey>,
+        reason: DropReason,
+        offer: &mut Offer,
+    ) -> Flow {
         for key in keys {
-            self.counters.dropped(DropReason::Gone);
-            let event = OfferEvent { key: *key, outcome: OfferOutcome::Dropped };
+            self.counters.dropped(reason);
+            let event = OfferEvent { key, outcome: OfferOutcome::Dropped };
             if offer.sink.emit(event) == Flow::Closed {
                 return Flow::Closed;
             }

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, unbounded};
-use shared::{Descriptor, Flow, ObjectKind, RegionId, SlotIndex, SlotMemory, Ticket, Tier};
+use shared::{
+    Descriptor, Flow, ObjectKind, RegionId, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
+};
 
 use super::{ReadDone, ReadError, ReadRequest, Transport};
 use crate::memory::{HostMemory, SharedMemory};
@@ -137,7 +139,7 @@ pub(crate) fn requests(sources: &[Descriptor], target: &Pool) -> Vec<ReadRequest
 
 fn read<R: Rig>(rig: &R, sources: &[Descriptor], target: &Pool) -> (Ticket, Vec<ReadDone>) {
     let (sink, events) = answers();
-    let ticket = rig.transport().read(requests(sources, target), sink);
+    let ticket = rig.transport().read(RequestContext::NONE, requests(sources, target), sink);
     (ticket, sources.iter().map(|_| next(&events)).collect())
 }
 
@@ -163,7 +165,7 @@ fn bytes_arrive_in_order<R: Rig>(rig: &R) {
         source.pool.audit().is_at_rest() && target.audit().is_at_rest()
     });
     let (sink, events) = answers();
-    drop(rig.transport().read(Vec::new(), sink));
+    drop(rig.transport().read(RequestContext::NONE, Vec::new(), sink));
     assert!(events.recv().is_err(), "nothing to read, nothing to say");
 }
 
@@ -231,7 +233,7 @@ fn a_lost_peer_fails_the_rest<R: Rig>(rig: &R) {
     rig.publish(&source);
     let (_held, sources) = source.fill(100);
     let (sink, events, gate) = gated();
-    let _ticket = rig.transport().read(requests(&sources, &target), sink);
+    let _ticket = rig.transport().read(RequestContext::NONE, requests(&sources, &target), sink);
     assert_eq!(next(&events).result, Ok(()));
     rig.withdraw(RegionId(1));
     gate.send(()).unwrap();
@@ -297,7 +299,7 @@ fn a_short_target_is_refused<R: Rig>(rig: &R) {
     mixed.extend(requests(&[held.descriptor()], &short));
     mixed.swap(1, 2);
     let (sink, events) = answers();
-    let _ticket = rig.transport().read(mixed, sink);
+    let _ticket = rig.transport().read(RequestContext::NONE, mixed, sink);
     for expected in [Ok(()), Err(expected), Ok(())] {
         assert_eq!(next(&events).result, expected);
     }
@@ -321,7 +323,7 @@ fn a_dropped_ticket_gives_the_targets_back<R: Rig>(rig: &R) {
     rig.publish(&source);
     let (_held, sources) = source.fill(3);
     let (sink, events, gate) = gated();
-    let ticket = rig.transport().read(requests(&sources, &target), sink);
+    let ticket = rig.transport().read(RequestContext::NONE, requests(&sources, &target), sink);
     assert_eq!(next(&events).result, Ok(()));
     drop(ticket);
     gate.send(()).unwrap();
@@ -343,7 +345,8 @@ fn a_closed_sink_frees_the_targets<R: Rig>(rig: &R) {
         drop(done);
         Flow::Closed
     };
-    let ticket = rig.transport().read(requests(&sources, &target), Box::new(sink));
+    let ticket =
+        rig.transport().read(RequestContext::NONE, requests(&sources, &target), Box::new(sink));
     assert!(gone.recv().is_err(), "the sink is dropped");
     assert_eq!(result(rig, sources[0], &pool(3, 1)), Ok(()), "others go on");
     drop((ticket, held));
@@ -363,7 +366,8 @@ fn many_readers_share_a_source<R: Rig + Sized>(rig: &R) {
                 let target = pool(region, 4);
                 for _ in 0..50 {
                     let (sink, events) = answers();
-                    let _ticket = transport.read(requests(sources, &target), sink);
+                    let _ticket =
+                        transport.read(RequestContext::NONE, requests(sources, &target), sink);
                     for source in sources {
                         let done = next(&events);
                         assert_eq!((done.result, &done.source), (Ok(()), source));

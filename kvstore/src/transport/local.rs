@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use parking_lot::RwLock;
-use shared::{Descriptor, Flow, RegionId, Sink, Ticket};
+use shared::{Descriptor, Flow, RegionId, RequestContext, Sink, Ticket};
 
 use super::{ReadDone, ReadError, ReadRequest, Transport};
 use crate::pool::{OpenRead, OwnedSlot, Pool, payload_bytes};
@@ -94,7 +94,12 @@ impl LocalTransport {
 }
 
 impl Transport for LocalTransport {
-    fn read(&self, reads: Vec<ReadRequest>, sink: Box<dyn Sink<ReadDone>>) -> Ticket {
+    fn read(
+        &self,
+        _: RequestContext,
+        reads: Vec<ReadRequest>,
+        sink: Box<dyn Sink<ReadDone>>,
+    ) -> Ticket {
         if reads.is_empty() {
             return Ticket::empty();
         }
@@ -222,7 +227,7 @@ mod tests {
     use std::sync::Arc;
 
     use crossbeam_channel::unbounded;
-    use shared::{Flow, RegionId};
+    use shared::{Flow, RegionId, RequestContext};
 
     use super::{LocalTransport, LocalTransportConfig};
     use crate::testing::{next, pool, store};
@@ -281,12 +286,12 @@ mod tests {
         transport.register(&source).unwrap();
         let sources = [store(&source, 1).descriptor()];
         let (sink, first, gate) = gated();
-        let _one = transport.read(requests(&sources, &target), sink);
+        let _one = transport.read(RequestContext::NONE, requests(&sources, &target), sink);
         let one = next(&first);
         let (sink, second) = answers();
-        let _two = transport.read(requests(&sources, &target), sink);
+        let _two = transport.read(RequestContext::NONE, requests(&sources, &target), sink);
         let (sink, third) = answers();
-        let _three = transport.read(requests(&sources, &target), sink);
+        let _three = transport.read(RequestContext::NONE, requests(&sources, &target), sink);
         assert_eq!(next(&third).result, Err(ReadError::Busy { waiting_max: 1 }));
         gate.send(()).unwrap();
         assert_eq!((one.result, next(&second).result), (Ok(()), Ok(())));
@@ -301,6 +306,7 @@ mod tests {
         let (handles, received) = unbounded::<Arc<LocalTransport>>();
         let (sender, first) = unbounded();
         let one = transport.read(
+            RequestContext::NONE,
             requests(&sources, &target),
             Box::new(move |done: ReadDone| {
                 drop(next(&received));
@@ -308,7 +314,7 @@ mod tests {
             }),
         );
         let (sink, second) = answers();
-        let two = transport.read(requests(&sources, &target), sink);
+        let two = transport.read(RequestContext::NONE, requests(&sources, &target), sink);
         handles.send(transport).unwrap();
         assert_eq!(next(&first), Ok(()));
         assert_eq!(next(&second).result, Err(ReadError::Closed), "it closed before the second");

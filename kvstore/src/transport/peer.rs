@@ -29,10 +29,11 @@ use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, ServerConfig};
-use shared::{Clock, RegionId, Sink, SlotMemory, Ticket};
+use shared::{Clock, RegionId, RequestContext, Sink, SlotMemory, Ticket};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{self, Sender};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -46,7 +47,7 @@ use crate::pool::Pool;
 
 pub use self::counters::{Failures, PathStats, PeerStats};
 
-pub(super) use self::batch::{Run, fitting, misfit, within};
+pub(super) use self::batch::{Run, fitting, misfit};
 pub(super) use self::core::Core;
 pub(super) use self::counters::{Path, ServedConnection, add};
 pub(super) use self::members::Member;
@@ -57,15 +58,21 @@ pub struct PeerTransportConfig {
     /// Batches of reads that may wait. Range: 1 to 65,536. Default: 1,024, which is more than the live requests of one
     /// process; each holds reserved slots of its reader's pool, so memory is bounded there and not here.
     pub queue_max: usize,
-    /// Batches read at the same time. Range: 1 to 1,024. Default: 16: enough that one slow peer does not stop the others,
-    /// few enough that each gets a share of the link that lets it meet its deadline.
+    /// Batches read at the same time. Range: 1 to 1,024. Default: 16: few enough that each gets a share of the link that
+    /// lets it meet its deadline.
     pub batches_max: usize,
+    /// Of these, batches that begin with the same peer: others wait, so that a slow peer does not stop the rest. Range: 1
+    /// to 1,024. Default: 8.
+    pub peer_batches_max: usize,
     /// Objects in one request to a peer. Range: 1 to 256. Default: 256, about 29 MB of Flash blocks: between two requests
     /// the link is idle for a round trip, and a peer that fails costs the rest of one request.
     pub run_max: usize,
     /// How long one object may take to arrive after the one before it, in milliseconds. Range: 1 to 600,000. Default:
     /// 5,000: recomputing a block takes less, so waiting longer for it is never right.
     pub read_ms_max: u64,
+    /// How long a batch of reads may take from the call on, in milliseconds, waiting for its turn included. Range: 1 to
+    /// 600,000. Default: 30,000: a request that waited so long for its prefix was given up before.
+    pub batch_ms_max: u64,
     /// How long a peer may keep an object of this process open, or leave a stream blocked, in milliseconds. Range: 1 to
     /// 600,000. Default: 10,000, twice `read_ms_max`, so that a reader which still waits finds its objects held.
     pub hold_ms_max: u64,
@@ -92,8 +99,10 @@ impl PeerTransportConfig {
     pub const DEFAULT: Self = Self {
         queue_max: 1_024,
         batches_max: 16,
+        peer_batches_max: 8,
         run_max: 256,
         read_ms_max: 5_000,
+        batch_ms_max: 30_000,
         hold_ms_max: 10_000,
         idle_ms_max: 4_000,
         socket_bytes: 8 << 20,
@@ -111,8 +120,10 @@ impl PeerTransportConfig {
         let settings = [
             ("queue_max", wide(self.queue_max), 1..=65_536, "1 to 65,536 batches"),
             ("batches_max", wide(self.batches_max), 1..=1_024, "1 to 1,024 batches"),
+            ("peer_batches_max", wide(self.peer_batches_max), 1..=1_024, "1 to 1,024 batches"),
             ("run_max", wide(self.run_max), 1..=256, "1 to 256 objects"),
             ("read_ms_max", self.read_ms_max, 1..=600_000, "1 to 600,000 ms"),
+            ("batch_ms_max", self.batch_ms_max, 1..=600_000, "1 to 600,000 ms"),
             ("hold_ms_max", self.hold_ms_max, 1..=600_000, "1 to 600,000 ms"),
             ("idle_ms_max", self.idle_ms_max, 1_500..=600_000, "1,500 to 600,000 ms"),
             ("socket_bytes", wide(self.socket_bytes), 65_536..=1 << 30, "64 KiB to 1 GiB"),
@@ -329,14 +340,20 @@ impl PeerTransport {
 }
 
 impl Transport for PeerTransport {
-    fn read(&self, reads: Vec<ReadRequest>, sink: Box<dyn Sink<ReadDone>>) -> Ticket {
+    fn read(
+        &self,
+        context: RequestContext,
+        reads: Vec<ReadRequest>,
+        sink: Box<dyn Sink<ReadDone>>,
+    ) -> Ticket {
         if reads.is_empty() {
             return Ticket::empty();
         }
         let open = OpenReads::new(&self.core.counters, reads.len());
         let cancelled = self.core.closing.child_token();
         let answers = Answers { sink, open };
-        let batch = Batch { reads, answers, cancelled: cancelled.clone() };
+        let until = Instant::now() + self.core.batch_limit();
+        let batch = Batch { context, reads, answers, cancelled: cancelled.clone(), until };
         let Some(batches) = &self.batches else {
             unreachable!("the sender is taken by drop alone");
         };

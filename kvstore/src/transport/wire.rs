@@ -4,13 +4,14 @@
 //! [`REQUEST_MAX`] and checked against the bytes that are there.
 
 use shared::{
-    BlockName, Descriptor, Generation, Location, ObjectKey, ObjectKind, RegionId, SlotIndex,
+    BlockName, Descriptor, Generation, Location, ObjectKey, ObjectKind, RegionId, RequestContext,
+    RequestId, SlotIndex, TraceContext,
 };
 
 use super::ReadError;
 
 /// The version of both protocols. The first byte of every request.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 
 /// Objects in one request at most.
 pub(super) const REQUEST_MAX: usize = 256;
@@ -18,8 +19,14 @@ pub(super) const REQUEST_MAX: usize = 256;
 /// Bytes of one descriptor: kind, exactness, name, region, slot, generation, length, checksum.
 pub(super) const DESCRIPTOR_BYTES: usize = 1 + 1 + 16 + 8 + 4 + 8 + 4 + 4;
 
-/// Bytes of the longest request over QUIC: version, verb, count, descriptors.
-pub(super) const REQUEST_BYTES_MAX: usize = 4 + REQUEST_MAX * DESCRIPTOR_BYTES;
+/// Bytes of a context: request, trace, span, whether the trace is recorded.
+pub(super) const CONTEXT_BYTES: usize = 16 + 16 + 8 + 1;
+
+/// Bytes of a request over QUIC before its descriptors: version, verb, context, count.
+const REQUEST_HEAD_BYTES: usize = 4 + CONTEXT_BYTES;
+
+/// Bytes of the longest request over QUIC.
+pub(super) const REQUEST_BYTES_MAX: usize = REQUEST_HEAD_BYTES + REQUEST_MAX * DESCRIPTOR_BYTES;
 
 /// Bytes before each payload of an answer over QUIC: status and length.
 pub(super) const HEAD_BYTES: usize = 5;
@@ -74,20 +81,21 @@ impl Status {
 }
 
 /// A request over QUIC. At most [`REQUEST_MAX`] objects.
-pub(super) fn request(verb: Verb, objects: &[Descriptor]) -> Vec<u8> {
+pub(super) fn request(verb: Verb, context: RequestContext, objects: &[Descriptor]) -> Vec<u8> {
     assert!(objects.len() <= REQUEST_MAX, "runs are cut shorter");
-    let mut bytes = Vec::with_capacity(4 + objects.len() * DESCRIPTOR_BYTES);
+    let mut bytes = Vec::with_capacity(REQUEST_HEAD_BYTES + objects.len() * DESCRIPTOR_BYTES);
     let verb = match verb {
         Verb::Read => 1,
         Verb::Check => 2,
     };
     bytes.extend_from_slice(&[VERSION, verb]);
+    put_context(&mut bytes, context);
     put_descriptors(&mut bytes, objects);
     bytes
 }
 
 /// Reads a request; none when it is malformed, of another version or too long.
-pub(super) fn read_request(bytes: &[u8]) -> Option<(Verb, Vec<Descriptor>)> {
+pub(super) fn read_request(bytes: &[u8]) -> Option<(Verb, RequestContext, Vec<Descriptor>)> {
     let mut fields = Fields(bytes);
     if fields.u8()? != VERSION {
         return None;
@@ -97,8 +105,18 @@ pub(super) fn read_request(bytes: &[u8]) -> Option<(Verb, Vec<Descriptor>)> {
         2 => Verb::Check,
         _ => return None,
     };
+    let context = fields.context()?;
     let objects = fields.descriptors()?;
-    fields.is_empty().then_some((verb, objects))
+    fields.is_empty().then_some((verb, context, objects))
+}
+
+/// On whose behalf the reader asks.
+pub(super) fn put_context(bytes: &mut Vec<u8>, context: RequestContext) {
+    let RequestContext { id, trace } = context;
+    bytes.extend_from_slice(&id.0.to_be_bytes());
+    bytes.extend_from_slice(&trace.trace.to_be_bytes());
+    bytes.extend_from_slice(&trace.span.to_be_bytes());
+    bytes.push(u8::from(trace.sampled));
 }
 
 /// A count and as many descriptors.
@@ -158,6 +176,13 @@ impl Fields<'_> {
         self.bytes().map(u64::from_be_bytes)
     }
 
+    pub(super) fn context(&mut self) -> Option<RequestContext> {
+        let id = RequestId(self.bytes().map(u128::from_be_bytes)?);
+        let trace = self.bytes().map(u128::from_be_bytes)?;
+        let (span, sampled) = (self.u64()?, self.flag()?);
+        Some(RequestContext { id, trace: TraceContext { trace, span, sampled } })
+    }
+
     /// A count of at most [`REQUEST_MAX`].
     pub(super) fn count(&mut self) -> Option<usize> {
         let count = usize::from(self.u16()?);
@@ -193,10 +218,17 @@ impl Fields<'_> {
 
 #[cfg(test)]
 mod tests {
-    use shared::Descriptor;
+    use shared::{Descriptor, RequestContext, RequestId, TraceContext};
 
-    use super::{DESCRIPTOR_BYTES, REQUEST_MAX, Status, Verb, read_request, request};
+    use super::{
+        CONTEXT_BYTES, DESCRIPTOR_BYTES, REQUEST_MAX, Status, Verb, read_request, request,
+    };
     use crate::testing::{pool, store};
+
+    fn context() -> RequestContext {
+        let trace = TraceContext { trace: 0x0203, span: 0x0405, sampled: true };
+        RequestContext { id: RequestId(0x0102), trace }
+    }
 
     fn objects(count: u32) -> Vec<Descriptor> {
         let pool = pool(7, count);
@@ -208,29 +240,42 @@ mod tests {
     fn requests_come_back_as_they_were() {
         for (verb, count) in [(Verb::Read, 0), (Verb::Check, 1), (Verb::Read, 256)] {
             let objects = objects(count);
-            let bytes = request(verb, &objects);
-            assert_eq!(bytes.len(), 4 + objects.len() * DESCRIPTOR_BYTES);
-            assert_eq!(read_request(&bytes), Some((verb, objects)));
+            let bytes = request(verb, context(), &objects);
+            assert_eq!(bytes.len(), 4 + CONTEXT_BYTES + objects.len() * DESCRIPTOR_BYTES);
+            assert_eq!(read_request(&bytes), Some((verb, context(), objects)));
         }
     }
 
     #[test]
     fn malformed_requests_are_refused() {
-        let good = request(Verb::Read, &objects(2));
+        let good = request(Verb::Read, context(), &objects(2));
         for length in 0..good.len() {
             assert_eq!(read_request(&good[..length]), None, "cut at {length}");
         }
         let mut longer = good.clone();
         longer.push(0);
         assert_eq!(read_request(&longer), None);
-        for (place, value) in [(0, 2), (1, 0), (1, 3), (2, 0xff), (4, 0), (4, 3), (5, 2)] {
+        let after = 2 + CONTEXT_BYTES;
+        let flag = after - 1;
+        let places = [
+            (0, 1),
+            (1, 0),
+            (1, 3),
+            (flag, 2),
+            (after, 0xff),
+            (after + 2, 0),
+            (after + 2, 3),
+            (after + 3, 2),
+        ];
+        for (place, value) in places {
             let mut bad = good.clone();
             bad[place] = value;
             assert_eq!(read_request(&bad), None, "byte {place} is {value}");
         }
         let mut many = good;
-        many[2..4].copy_from_slice(&u16::try_from(REQUEST_MAX + 1).unwrap().to_be_bytes());
-        many.resize(4 + (REQUEST_MAX + 1) * DESCRIPTOR_BYTES, 1);
+        many[after..after + 2]
+            .copy_from_slice(&u16::try_from(REQUEST_MAX + 1).unwrap().to_be_bytes());
+        many.resize(after + 2 + (REQUEST_MAX + 1) * DESCRIPTOR_BYTES, 1);
         assert_eq!(read_request(&many), None, "too many objects");
     }
 

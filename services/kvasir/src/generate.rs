@@ -29,10 +29,11 @@ pub(crate) async fn run(
     }
     let (backend, gateway, model) = block_in_place(|| {
         let checkpoint = Checkpoint::open(&args.model)?;
-        let backend = Backend::start(&config, &checkpoint, None, &clock, &mut |line| {
+        let off = Telemetry::off();
+        let backend = Backend::start(&config, &checkpoint, None, &off, &clock, &mut |line| {
             console.progress(line);
         })?;
-        let (gateway, name) = backend.gateway(&config, &checkpoint, &Telemetry::off(), &clock)?;
+        let (gateway, name) = backend.gateway(&config, &checkpoint, &off, &clock)?;
         Ok::<_, anyhow::Error>((backend, gateway, name))
     })?;
     let client = Client::local(gateway.public_router(), clock);

@@ -136,11 +136,12 @@ impl Backend {
         config: &Config,
         checkpoint: &Checkpoint,
         scripted: Option<&Path>,
+        telemetry: &Telemetry,
         clock: &Arc<dyn Clock>,
         progress: &mut dyn FnMut(&str),
     ) -> anyhow::Result<Self> {
         let Some(path) = scripted else {
-            let cluster = Cluster::start(config, checkpoint, clock, progress)?;
+            let cluster = Cluster::start_traced(config, checkpoint, clock, telemetry, progress)?;
             progress(&loaded_line(cluster.prefill_loaded_share()));
             return Ok(Self::Roles(Arc::new(cluster)));
         };
@@ -228,7 +229,8 @@ impl Loading {
     fn run(&self, progress: &mut dyn FnMut(&str)) -> anyhow::Result<Loaded> {
         let Self { config, folder, scripted, telemetry, clock } = self;
         let checkpoint = Checkpoint::open(folder)?;
-        let backend = Backend::start(config, &checkpoint, scripted.as_deref(), clock, progress)?;
+        let scripted = scripted.as_deref();
+        let backend = Backend::start(config, &checkpoint, scripted, telemetry, clock, progress)?;
         let (gateway, name) = backend.gateway(config, &checkpoint, telemetry, clock)?;
         Ok((backend, gateway, name))
     }

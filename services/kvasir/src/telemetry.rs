@@ -27,11 +27,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use gateway::MetricsProvider;
+use kvstore::Transport;
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use parking_lot::Mutex;
 use serde::Deserialize;
-use shared::{Clock, Decode, DecodeDirectory, Prefill, WorkerRank};
+use shared::{BlockStore, Clock, Decode, DecodeDirectory, Prefill, WorkerRank};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -40,7 +41,7 @@ use tonic::transport::{Endpoint, Uri};
 use crate::clock::{random_bytes, unix_nanos};
 use export::{Counts, Origin, Route, outlet};
 use spans::{Tracer, TracerParts, number, text};
-use traced::{Leg, TracedDecode, TracedDirectory, TracedPrefill};
+use traced::{Leg, TracedDecode, TracedDirectory, TracedPrefill, TracedStore, TracedTransport};
 
 pub(crate) use logs::{LogLayer, LogTap};
 
@@ -213,6 +214,30 @@ impl Telemetry {
         match &self.on {
             None => inner,
             Some(on) => Arc::new(TracedPrefill::new(inner, &on.tracer, worker)),
+        }
+    }
+
+    /// A store of this process, as others call it.
+    pub(crate) fn store(
+        &self,
+        inner: Arc<dyn BlockStore>,
+        worker: WorkerRank,
+    ) -> Arc<dyn BlockStore> {
+        match &self.on {
+            None => inner,
+            Some(on) => Arc::new(TracedStore::new(inner, &on.tracer, worker)),
+        }
+    }
+
+    /// The reads of one worker or store of this process.
+    pub(crate) fn transport(
+        &self,
+        inner: Arc<dyn Transport>,
+        worker: WorkerRank,
+    ) -> Arc<dyn Transport> {
+        match &self.on {
+            None => inner,
+            Some(on) => Arc::new(TracedTransport::new(inner, &on.tracer, worker)),
         }
     }
 

@@ -20,11 +20,12 @@ use kvstore::{HostTier, HostWiring, LocalTransport, LocalTransportConfig, Pool, 
 use prefill::{PrefillParts, PrefillWorker};
 use router::{Role, Router};
 use shared::{
-    BlockStore, CacheEvent, Clock, DecodeDirectory, DpRank, KvLayout, ObjectKind, Placer,
+    BlockStore, CacheEvent, Clock, Decode, DecodeDirectory, DpRank, KvLayout, ObjectKind, Placer,
     PrefillDirectory, RegionId, Sink, WorkerEvent, WorkerId, WorkerRank,
 };
 
 use crate::config::Config;
+use crate::telemetry::Telemetry;
 use directory::{OneDecode, OnePrefill};
 use events::{Asked, WorkerEvents};
 use parts::load;
@@ -43,6 +44,8 @@ const DECODE: WorkerRank = WorkerRank { worker: WorkerId(2), rank: DpRank(0) };
 ///
 /// Fields are in the order of their end.
 pub struct Cluster {
+    /// The decode worker, as the front door calls it.
+    asked_to_decode: Arc<dyn Decode>,
     decode: Arc<DecodeWorker>,
     prefill: Arc<PrefillWorker>,
     placement: Arc<Placement>,
@@ -63,6 +66,20 @@ impl Cluster {
         clock: &Arc<dyn Clock>,
         progress: &mut dyn FnMut(&str),
     ) -> anyhow::Result<Self> {
+        Self::start_traced(config, checkpoint, clock, &Telemetry::off(), progress)
+    }
+
+    /// The same with spans around what the roles do for each other.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub(crate) fn start_traced(
+        config: &Config,
+        checkpoint: &Checkpoint,
+        clock: &Arc<dyn Clock>,
+        telemetry: &Telemetry,
+        progress: &mut dyn FnMut(&str),
+    ) -> anyhow::Result<Self> {
         memory::check(config, checkpoint.config().layout(), memory::physical_bytes())?;
         let arithmetic = config.server.arith.into();
         let encoder = Arc::new(load(checkpoint, arithmetic, Part::Encoder, progress)?);
@@ -75,7 +92,8 @@ impl Cluster {
             LocalTransport::start(LocalTransportConfig { queue_max: config.transport.queue_max })
                 .context("the transport")?;
         let transport = Arc::new(transport);
-        let store = Arc::new(start_store(config, &layout, &transport, clock)?);
+        let readers = telemetry.transport(Arc::clone(&transport) as _, STORE);
+        let store = Arc::new(start_store(config, &layout, readers, clock)?);
         let pools = vec![
             NamedPool::new("prefill_blocks", &prefill_memory.blocks),
             NamedPool::new("prefill_windows", &prefill_memory.windows),
@@ -89,15 +107,24 @@ impl Cluster {
         }
         let asked = Asked::default();
         let placement = Arc::new(start_placement(config, &whole, &store, &asked, clock)?);
-        let shared =
-            Shared { transport, store: Arc::clone(&store), asked, clock: Arc::clone(clock) };
+        let shared = Shared {
+            transport,
+            store: telemetry.store(Arc::clone(&store) as _, STORE),
+            asked,
+            clock: Arc::clone(clock),
+            telemetry,
+        };
         let prefill = start_prefill(config, encoder, prefill_memory, &shared, &placement)?;
         let prefill = Arc::new(prefill);
-        let members: Arc<dyn PrefillDirectory> =
-            Arc::new(OnePrefill { rank: PREFILL, worker: Arc::clone(&prefill) as _ });
+        let members: Arc<dyn PrefillDirectory> = Arc::new(OnePrefill {
+            rank: PREFILL,
+            worker: telemetry.prefill(Arc::clone(&prefill) as _, PREFILL),
+        });
         let decode = start_decode(config, whole, decode_memory, &shared, (&placement, members))?;
+        let decode = Arc::new(decode);
         Ok(Self {
-            decode: Arc::new(decode),
+            asked_to_decode: telemetry.decode(Arc::clone(&decode) as _, DECODE),
+            decode,
             prefill,
             placement,
             store,
@@ -115,7 +142,7 @@ impl Cluster {
     /// The decode workers, as the front door finds them.
     #[must_use]
     pub fn directory(&self) -> Arc<dyn DecodeDirectory> {
-        Arc::new(OneDecode { rank: DECODE, worker: Arc::clone(&self.decode) as _ })
+        Arc::new(OneDecode { rank: DECODE, worker: Arc::clone(&self.asked_to_decode) })
     }
 
     /// The decode worker.
@@ -184,14 +211,15 @@ impl Cluster {
 }
 
 /// What both workers are connected to.
-struct Shared {
+struct Shared<'a> {
     transport: Arc<LocalTransport>,
-    store: Arc<HostTier>,
+    store: Arc<dyn BlockStore>,
     asked: Asked,
     clock: Arc<dyn Clock>,
+    telemetry: &'a Telemetry,
 }
 
-impl Shared {
+impl Shared<'_> {
     /// How a worker whose blocks are in `pool` is heard by the router of this process.
     fn events(
         &self,
@@ -208,7 +236,7 @@ impl Shared {
 fn start_store(
     config: &Config,
     layout: &KvLayout,
-    transport: &Arc<LocalTransport>,
+    transport: Arc<dyn Transport>,
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<HostTier> {
     let wiring = HostWiring {
@@ -216,7 +244,7 @@ fn start_store(
         window_slot_bytes: layout.window_bytes(),
         block_region: RegionId::of(STORE, ObjectKind::Block),
         window_region: RegionId::of(STORE, ObjectKind::Window),
-        transport: Arc::clone(transport) as Arc<dyn Transport>,
+        transport,
         clock: Arc::clone(clock),
         disk: None,
     };
@@ -263,7 +291,7 @@ fn start_prefill(
     config: &Config,
     engine: Arc<Engine>,
     memory: WorkerMemory,
-    shared: &Shared,
+    shared: &Shared<'_>,
     placement: &Placement,
 ) -> anyhow::Result<PrefillWorker> {
     let events = shared.events(PREFILL, &memory.blocks, placement);
@@ -273,8 +301,8 @@ fn start_prefill(
         slab: memory.slab,
         pool: memory.blocks,
         windows: memory.windows,
-        transport: Arc::clone(&shared.transport) as Arc<dyn Transport>,
-        store: Arc::clone(&shared.store) as Arc<dyn BlockStore>,
+        transport: shared.telemetry.transport(Arc::clone(&shared.transport) as _, PREFILL),
+        store: Arc::clone(&shared.store),
         clock: Arc::clone(&shared.clock),
         events,
     };
@@ -285,7 +313,7 @@ fn start_decode(
     config: &Config,
     engine: Arc<Engine>,
     memory: WorkerMemory,
-    shared: &Shared,
+    shared: &Shared<'_>,
     (placement, prefill): (&Placement, Arc<dyn PrefillDirectory>),
 ) -> anyhow::Result<DecodeWorker> {
     let events = shared.events(DECODE, &memory.blocks, placement);
@@ -295,8 +323,8 @@ fn start_decode(
         slab: memory.slab,
         pool: memory.blocks,
         windows: memory.windows,
-        transport: Arc::clone(&shared.transport) as Arc<dyn Transport>,
-        store: Arc::clone(&shared.store) as Arc<dyn BlockStore>,
+        transport: shared.telemetry.transport(Arc::clone(&shared.transport) as _, DECODE),
+        store: Arc::clone(&shared.store),
         prefill,
         clock: Arc::clone(&shared.clock),
         events,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, TryRecvError};
 use shared::{
     BlockStore, CacheChange, Descriptor, LocateEvent, ManualClock, ObjectKey, OfferEvent,
-    OfferOutcome, SlotIndex, SlotMemory, Ticket, Tier,
+    OfferOutcome, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
 };
 
 use super::{Rig, config, key, sending, window_key};
@@ -54,7 +54,11 @@ fn fetch(rig: &Rig, found: &[Option<Descriptor>]) -> Vec<Option<u64>> {
         };
         let slot = target.reserve(1).unwrap().pop().unwrap();
         let (sink, events) = sending();
-        let _read = rig.transport.read(vec![ReadRequest { source, target: slot }], sink);
+        let _read = rig.transport.read(
+            RequestContext::NONE,
+            vec![ReadRequest { source, target: slot }],
+            sink,
+        );
         let done: ReadDone = next(&events);
         assert_eq!(done.result, Ok(()));
         let sealed = target.seal_read(done.target, &source).unwrap();
@@ -69,7 +73,7 @@ fn fetch(rig: &Rig, found: &[Option<Descriptor>]) -> Vec<Option<u64>> {
 
 fn ask(rig: &Rig, keys: &[ObjectKey]) -> (Ticket, Receiver<LocateEvent>) {
     let (sink, events) = sending();
-    (rig.tier.locate(keys.to_vec(), sink), events)
+    (rig.tier.locate(RequestContext::NONE, keys.to_vec(), sink), events)
 }
 
 /// Runs `body` while no block slot of the tier can be written, so that reads from disk stop.
@@ -359,7 +363,7 @@ fn offers_and_lookups_at_once_never_show_wrong_bytes() {
             for round in 0..400 {
                 let held = rig.block(u64::try_from(generator.below(40)).unwrap());
                 let (sink, events) = sending::<OfferEvent>();
-                let _ticket = rig.tier.offer(vec![held.descriptor()], sink);
+                let _ticket = rig.tier.offer(RequestContext::NONE, vec![held.descriptor()], sink);
                 let _outcome = next(&events);
                 if round % 20 == 0 {
                     assert!(disk.flush(FLUSH));

@@ -1,28 +1,33 @@
 //! Batches: taken from the queue in order, cut into runs of one region, each run read the best way there is.
 
 use std::collections::VecDeque;
+use std::future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared::{Descriptor, Flow, RegionId, Sink};
+use shared::{Descriptor, Flow, RegionId, RequestContext, Sink};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::{self, JoinSet};
+use tokio::time::Instant;
 use tokio::{select, time};
 use tokio_util::sync::CancellationToken;
 
 use super::Peer;
 use super::core::Core;
 use super::counters::{OpenReads, Path};
-use super::members::Member;
+use super::members::{Member, Seat};
 use crate::pool::payload_bytes;
 use crate::transport::local::read_one;
 use crate::transport::{ReadDone, ReadError, ReadRequest, quic, shm};
 
 /// Reads given in one call.
 pub(super) struct Batch {
+    pub(super) context: RequestContext,
     pub(super) reads: Vec<ReadRequest>,
     pub(super) answers: Answers,
     pub(super) cancelled: CancellationToken,
+    /// When it must be over.
+    pub(super) until: Instant,
 }
 
 /// Where the answers of a batch go.
@@ -33,45 +38,103 @@ pub(super) struct Answers {
 
 /// Neighbouring reads of one batch from the same region, not answered yet.
 pub(in crate::transport) struct Run<'a> {
+    context: RequestContext,
     reads: VecDeque<ReadRequest>,
     answers: &'a mut Answers,
-    cancelled: &'a CancellationToken,
+    limits: Limits<'a>,
     core: &'a Core,
 }
 
-/// Starts batches in the order given, `batches_max` at a time, until no more can come and the last one ended.
+/// How long the steps of a batch may take.
+#[derive(Clone, Copy)]
+pub(in crate::transport) struct Limits<'a> {
+    cancelled: &'a CancellationToken,
+    /// Of one step.
+    step: Duration,
+    /// Of the whole batch, from its submission on.
+    batch: Duration,
+    until: Instant,
+}
+
+/// Starts batches, `batches_max` at a time and `peer_batches_max` of one peer, until no more can come and the last one
+/// ended. Those of one peer start in the order given; while one waits for its peer, others overtake it. At most
+/// `queue_max` wait so.
 pub(super) async fn dispatch(core: Arc<Core>, mut waiting: Receiver<Batch>) {
     let mut running = JoinSet::new();
-    loop {
+    let mut aside: VecDeque<Batch> = VecDeque::new();
+    let mut open = true;
+    while open || !aside.is_empty() || !running.is_empty() {
+        while running.len() < core.config.batches_max
+            && let Some((batch, seat)) = next_aside(&core, &mut aside)
+        {
+            running.spawn(serve(Arc::clone(&core), batch, seat));
+        }
+        let room = running.len() < core.config.batches_max && aside.len() < core.config.queue_max;
+        // All have the same limit, so the first one is due first.
+        let due = aside.front().map(|batch| batch.until);
         select! {
             () = core.closing.cancelled(), if !waiting.is_closed() => waiting.close(),
-            batch = waiting.recv(), if running.len() < core.config.batches_max => match batch {
-                Some(batch) => drop(running.spawn(serve(Arc::clone(&core), batch))),
-                None => break,
+            batch = waiting.recv(), if open && room => match batch {
+                Some(batch) => aside.push_back(batch),
+                None => open = false,
             },
             Some(ended) = running.join_next() => report(ended),
+            () = reached(due) => {}
         }
     }
-    while let Some(ended) = running.join_next().await {
-        report(ended);
+}
+
+/// The first batch that may start: its peer has room, or it is cancelled or too late and only has to be answered.
+fn next_aside(core: &Core, aside: &mut VecDeque<Batch>) -> Option<(Batch, Option<Seat>)> {
+    let now = Instant::now();
+    for place in 0..aside.len() {
+        let batch = &aside[place];
+        let over = batch.cancelled.is_cancelled() || batch.until <= now;
+        let seat = match first_member(core, batch) {
+            Some(member) if !over => match Seat::take(&member, core.config.peer_batches_max) {
+                Some(seat) => Some(seat),
+                None => continue,
+            },
+            _ => None,
+        };
+        return Some((aside.remove(place)?, seat));
+    }
+    None
+}
+
+/// The peer whose object comes first. None when that lies here, or nobody knows where.
+fn first_member(core: &Core, batch: &Batch) -> Option<Arc<Member>> {
+    let region = batch.reads.first()?.source.location.region;
+    if core.registry.served(region).is_some() {
+        return None;
+    }
+    let peer = core.directory.peer(region)?;
+    core.members.member(&peer.server_name, peer.address)
+}
+
+async fn reached(due: Option<Instant>) {
+    match due {
+        Some(due) => time::sleep_until(due).await,
+        None => future::pending().await,
     }
 }
 
 /// Answers a whole batch at once with the same error, on the calling thread.
 pub(super) fn refuse(core: &Core, batch: Batch, error: ReadError) {
-    let Batch { reads, mut answers, cancelled } = batch;
-    let reads = reads.into();
-    let mut run = Run { reads, answers: &mut answers, cancelled: &cancelled, core };
+    let Batch { context, reads, mut answers, cancelled, until } = batch;
+    let (reads, limits) = (reads.into(), Limits::new(core, &cancelled, until));
+    let mut run = Run { context, reads, answers: &mut answers, limits, core };
     let _closed_or_not: Flow = run.answer_rest(error);
 }
 
-async fn serve(core: Arc<Core>, batch: Batch) {
-    let Batch { reads, mut answers, cancelled } = batch;
+async fn serve(core: Arc<Core>, batch: Batch, _seat: Option<Seat>) {
+    let Batch { context, reads, mut answers, cancelled, until } = batch;
     let core = &*core;
+    let limits = Limits::new(core, &cancelled, until);
     let mut waiting = VecDeque::from(reads);
     while let Some(reads) = next_run(&mut waiting, core.config.run_max) {
         let answers = &mut answers;
-        let mut run = Run { reads, answers, cancelled: &cancelled, core };
+        let mut run = Run { context, reads, answers, limits, core };
         if read_run(&mut run).await == Flow::Closed {
             return;
         }
@@ -90,8 +153,8 @@ fn next_run(waiting: &mut VecDeque<ReadRequest>, run_max: usize) -> Option<VecDe
 async fn read_run(run: &mut Run<'_>) -> Flow {
     let core = run.core;
     let region = run.region();
-    if run.is_cancelled() {
-        return run.answer_rest(ReadError::Closed);
+    if let Err(error) = run.limits.check() {
+        return run.answer_rest(error);
     }
     if core.registry.served(region).is_some() {
         return read_local(run).await;
@@ -133,7 +196,10 @@ fn note_failure(peer: &Peer, member: &Member, run: &Run<'_>, error: ReadError) {
         ReadError::PeerLost { .. } => {}
         ReadError::Late { .. } => {
             let reads = run.reads.len();
-            tracing::warn!(peer = %peer.server_name, %error, reads, "a peer did not deliver in time");
+            tracing::warn!(
+                request = %run.context.id, peer = %peer.server_name, %error, reads,
+                "a peer did not deliver in time"
+            );
             member.renew();
         }
         _ => return,
@@ -154,8 +220,10 @@ async fn read_local(run: &mut Run<'_>) -> Flow {
         }
         // A copy takes as long as many tasks together: let them pass.
         task::yield_now().await;
-        if run.is_cancelled() {
-            return run.answer_rest(ReadError::Closed);
+        if let Err(error) = run.limits.check()
+            && !run.reads.is_empty()
+        {
+            return run.answer_rest(error);
         }
     }
     Flow::Open
@@ -171,8 +239,13 @@ impl<'a> Run<'a> {
         self.reads.front().expect("a run has a read").source.location.region
     }
 
-    pub(in crate::transport) fn is_cancelled(&self) -> bool {
-        self.cancelled.is_cancelled()
+    /// On whose behalf it is.
+    pub(in crate::transport) fn context(&self) -> RequestContext {
+        self.context
+    }
+
+    pub(in crate::transport) fn limits(&self) -> Limits<'a> {
+        self.limits
     }
 
     /// The reads not answered yet.
@@ -209,25 +282,45 @@ impl<'a> Run<'a> {
         }
         Flow::Open
     }
+}
 
-    /// Cancels waiting: for [`within`].
-    pub(in crate::transport) fn cancelled(&self) -> &'a CancellationToken {
-        self.cancelled
+impl<'a> Limits<'a> {
+    fn new(core: &Core, cancelled: &'a CancellationToken, until: Instant) -> Self {
+        Self { cancelled, step: core.read_limit(), batch: core.batch_limit(), until }
+    }
+
+    /// Waits for `work`, no longer than one step or the whole batch may take, and not after it was cancelled.
+    pub(in crate::transport) async fn within<T>(
+        self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, ReadError> {
+        let step_until = Instant::now() + self.step;
+        let until = step_until.min(self.until);
+        let limit = if until == step_until { self.step } else { self.batch };
+        select! {
+            biased;
+            () = self.cancelled.cancelled() => Err(ReadError::Closed),
+            done = time::timeout_at(until, work) => done.map_err(|_| late(limit)),
+        }
+    }
+
+    /// Whether it may go on.
+    ///
+    /// # Errors
+    /// [`ReadError::Closed`] after it was cancelled, [`ReadError::Late`] when the batch took too long.
+    pub(in crate::transport) fn check(self) -> Result<(), ReadError> {
+        if self.cancelled.is_cancelled() {
+            return Err(ReadError::Closed);
+        }
+        if self.until <= Instant::now() {
+            return Err(late(self.batch));
+        }
+        Ok(())
     }
 }
 
-/// Waits for `work`, no longer than a read may take and not after the batch was cancelled.
-pub(in crate::transport) async fn within<T>(
-    cancelled: &CancellationToken,
-    limit: Duration,
-    work: impl Future<Output = T>,
-) -> Result<T, ReadError> {
-    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-    select! {
-        biased;
-        () = cancelled.cancelled() => Err(ReadError::Closed),
-        done = time::timeout(limit, work) => done.map_err(|_| ReadError::Late { limit_ms }),
-    }
+fn late(limit: Duration) -> ReadError {
+    ReadError::Late { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
 }
 
 /// Why this read cannot succeed whatever the peer says: its payload does not fit the target.

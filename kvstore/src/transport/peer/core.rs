@@ -32,6 +32,11 @@ impl Core {
         Duration::from_millis(self.config.read_ms_max)
     }
 
+    /// How long a batch may take, waiting included.
+    pub(in crate::transport) fn batch_limit(&self) -> Duration {
+        Duration::from_millis(self.config.batch_ms_max)
+    }
+
     /// How long a peer may keep an object open, or a stream blocked.
     pub(in crate::transport) fn hold_limit(&self) -> Duration {
         Duration::from_millis(self.config.hold_ms_max)

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,9 +24,14 @@ pub(super) struct Members {
 pub(in crate::transport) struct Member {
     health: Mutex<Health>,
     link: Mutex<Link>,
+    /// Batches that began with it and are not over.
+    batches: AtomicUsize,
     /// Idle shared memory connections.
     pub(in crate::transport) lines: Lines,
 }
+
+/// One of the batches that may read from a peer at a time. Given back on drop.
+pub(super) struct Seat(Arc<Member>);
 
 /// After a failure the peer is left alone for a while, longer each time, so that many requests do not each wait for a
 /// peer that is gone.
@@ -72,7 +78,12 @@ impl Members {
 impl Member {
     fn new(address: SocketAddr) -> Self {
         let link = Link { address, connection: Arc::default() };
-        Self { health: Mutex::default(), link: Mutex::new(link), lines: Lines::default() }
+        Self {
+            health: Mutex::default(),
+            link: Mutex::new(link),
+            batches: AtomicUsize::new(0),
+            lines: Lines::default(),
+        }
     }
 
     /// Whether the peer failed so recently that it is not worth a try.
@@ -112,6 +123,21 @@ impl Member {
     /// time: it may have been replaced by another process that knows nothing of the connection.
     pub(super) fn renew(&self) {
         self.link.lock().connection = Arc::default();
+    }
+}
+
+impl Seat {
+    /// None when `seats_max` are taken.
+    pub(super) fn take(member: &Arc<Member>, seats_max: usize) -> Option<Self> {
+        let more = |taken: usize| (taken < seats_max).then_some(taken + 1);
+        let taken = member.batches.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        taken.is_ok().then(|| Self(Arc::clone(member)))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.batches.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

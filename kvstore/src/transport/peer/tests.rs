@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
-use shared::{Flow, RegionId};
+use shared::{Flow, RegionId, RequestContext};
 
 use super::{PeerTransport, PeerTransportConfig, PeerTransportError};
 use crate::testing::{SLOT_BYTES, next, pool, store};
@@ -120,7 +120,7 @@ fn a_peer_that_dies_in_mid_batch_costs_the_rest_of_it() {
         let sources: Vec<_> = held.iter().map(|slot| slot.descriptor()).collect();
         let target = pool(2, 200);
         let (sink, events, gate) = gated();
-        let _ticket = near.transport.read(requests(&sources, &target), sink);
+        let _ticket = near.transport.read(RequestContext::NONE, requests(&sources, &target), sink);
         assert_eq!(next(&events).result, Ok(()));
         drop(far);
         gate.send(()).unwrap();
@@ -171,7 +171,8 @@ fn one_slow_batch_does_not_stop_the_others() {
     let (one, two) = (store(&slow.pool, 1), store(&fast.pool, 2));
     let target = pool(3, 2);
     let (sink, events, gate) = gated();
-    let _ticket = rig.near.transport.read(requests(&[one.descriptor()], &target), sink);
+    let _ticket =
+        rig.near.transport.read(RequestContext::NONE, requests(&[one.descriptor()], &target), sink);
     assert_eq!(next(&events).result, Ok(()), "its sink stands still now");
     assert_eq!(result(&rig.near.transport, two.descriptor(), &target), Ok(()));
     gate.send(()).unwrap();
@@ -186,12 +187,12 @@ fn a_full_queue_answers_at_once_and_gives_the_targets_back() {
     publish(&node, &source);
     let (sources, target) = ([store(&source.pool, 1).descriptor()], pool(2, 3));
     let (sink, first, gate) = gated();
-    let _one = node.transport.read(requests(&sources, &target), sink);
+    let _one = node.transport.read(RequestContext::NONE, requests(&sources, &target), sink);
     let one = next(&first);
     let (sink, second) = answers();
-    let _two = node.transport.read(requests(&sources, &target), sink);
+    let _two = node.transport.read(RequestContext::NONE, requests(&sources, &target), sink);
     let (sink, third) = answers();
-    let _three = node.transport.read(requests(&sources, &target), sink);
+    let _three = node.transport.read(RequestContext::NONE, requests(&sources, &target), sink);
     assert_eq!(next(&third).result, Err(ReadError::Busy { waiting_max: 1 }));
     assert_eq!(node.transport.stats().open_reads, 1, "the one that waits");
     gate.send(()).unwrap();
@@ -211,10 +212,10 @@ fn dropping_it_answers_what_waits_and_leaves_nothing_behind() {
     publish(&node, &source);
     let (sources, target) = ([store(&source.pool, 1).descriptor()], pool(2, 2));
     let (sink, first, gate) = gated();
-    let one = node.transport.read(requests(&sources, &target), sink);
+    let one = node.transport.read(RequestContext::NONE, requests(&sources, &target), sink);
     assert_eq!(next(&first).result, Ok(()));
     let (sink, second) = answers();
-    let two = node.transport.read(requests(&sources, &target), sink);
+    let two = node.transport.read(RequestContext::NONE, requests(&sources, &target), sink);
     assert!(socket.exists());
     let address = node.transport.address();
     let dropped = thread::spawn(move || drop(node));
@@ -376,7 +377,7 @@ fn the_last_handle_may_drop_on_a_task_of_its_own() {
         };
         (Box::new(sink), events)
     };
-    let ticket = transport.read(requests(&sources, &target), sink);
+    let ticket = transport.read(RequestContext::NONE, requests(&sources, &target), sink);
     handles.send(transport).unwrap();
     assert_eq!(next(&events), Ok(()));
     drop(ticket);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use quinn::{Connection, RecvStream};
-use shared::{Descriptor, Flow};
+use shared::{Descriptor, Flow, RequestContext};
 use tokio::time;
 
 use super::code;
@@ -13,7 +13,7 @@ use super::settings::client_config;
 use crate::pool::{OwnedSlot, payload_bytes};
 use crate::transport::ReadError;
 use crate::transport::local::checksum;
-use crate::transport::peer::{Core, Member, Path, Peer, Run, add, fitting, misfit, within};
+use crate::transport::peer::{Core, Member, Path, Peer, Run, add, fitting, misfit};
 use crate::transport::wire::{self, HEAD_BYTES, Status, Verb};
 
 /// Pieces of a stream taken at a time: 200 KB of full packets, so that the connection's lock is taken about once per
@@ -44,33 +44,33 @@ pub(in crate::transport) async fn read(
     member: &Member,
     run: &mut Run<'_>,
 ) -> Result<Flow, ReadError> {
-    let (core, cancelled, region) = (run.core(), run.cancelled(), run.region());
-    let (limit, lost) = (core.read_limit(), ReadError::PeerLost { region });
+    let (core, limits, region) = (run.core(), run.limits(), run.region());
+    let (context, lost) = (run.context(), ReadError::PeerLost { region });
     let wanted = fitting(&*run.reads());
     let mut answer = None;
     if !wanted.is_empty() {
-        let asked = ask(core, peer, member, Verb::Read, &wanted);
-        answer = Some(within(cancelled, limit, asked).await?.map_err(|Lost| lost)?);
+        let asked = ask(core, peer, member, context, (Verb::Read, &wanted));
+        answer = Some(limits.within(asked).await?.map_err(|Lost| lost)?);
     }
     while let Some(read) = run.front() {
         let result = match (misfit(read), &mut answer) {
             (Some(error), _) => Err(error),
             (None, Some(answer)) => {
                 let object = answer.object(&read.source, &mut read.target);
-                within(cancelled, limit, object).await?.map_err(|Lost| lost)?
+                limits.within(object).await?.map_err(|Lost| lost)?
             }
             (None, None) => unreachable!("what fits was asked for"),
         };
         if let Err(ReadError::Corrupt { .. }) = result {
             let source = [read.source];
-            let asked = ask(core, peer, member, Verb::Check, &source);
-            within(cancelled, limit, confirm(asked)).await?;
+            let asked = ask(core, peer, member, context, (Verb::Check, &source));
+            limits.within(confirm(asked)).await?;
         }
         if run.answer(Path::Quic, result) == Flow::Closed {
             return Ok(Flow::Closed);
         }
-        if run.is_cancelled() {
-            return Err(ReadError::Closed);
+        if run.front().is_some() {
+            limits.check()?;
         }
     }
     Ok(Flow::Open)
@@ -81,8 +81,8 @@ async fn ask(
     core: &Core,
     peer: &Peer,
     member: &Member,
-    verb: Verb,
-    objects: &[Descriptor],
+    context: RequestContext,
+    (verb, objects): (Verb, &[Descriptor]),
 ) -> Result<Answer, Lost> {
     let (mut warm, made) = connection(core, peer, member).await?;
     let mut streams = warm.open_bi().await;
@@ -91,11 +91,13 @@ async fn ask(
         streams = warm.open_bi().await;
     }
     let unsent = |error: &dyn Display| {
-        tracing::warn!(peer = %peer.server_name, %error, "a request was not sent");
+        tracing::warn!(
+            request = %context.id, peer = %peer.server_name, %error, "a request was not sent"
+        );
         Lost
     };
     let (mut send, stream) = streams.map_err(|error| unsent(&error))?;
-    send.write_all(&wire::request(verb, objects)).await.map_err(|error| unsent(&error))?;
+    send.write_all(&wire::request(verb, context, objects)).await.map_err(|error| unsent(&error))?;
     send.finish().map_err(|error| unsent(&error))?;
     Ok(Answer { stream, pieces: [const { Bytes::new() }; PIECES], next: 0, filled: 0 })
 }

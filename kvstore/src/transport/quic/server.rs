@@ -110,12 +110,15 @@ async fn answer(core: Arc<Core>, mut send: SendStream, mut recv: RecvStream) {
         let _ended = send.reset(code::MALFORMED).is_err();
         return;
     };
-    let Some((verb, objects)) = read_request(&request) else {
+    let Some((verb, context, objects)) = read_request(&request) else {
         add(&core.counters.requests_malformed, 1);
         tracing::warn!(bytes = request.len(), "a reader's request is malformed");
         let _ended = send.reset(code::MALFORMED).is_err();
         return;
     };
+    tracing::debug!(
+        request = %context.id, trace = %context.trace, objects = objects.len(), ?verb, "read over QUIC"
+    );
     for object in &objects {
         let part = match verb {
             Verb::Read => payload(&core, object),

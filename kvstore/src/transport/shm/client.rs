@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::path::{Path as FilePath, PathBuf};
 
 use parking_lot::Mutex;
-use shared::{Descriptor, Flow, RegionId};
+use shared::{Descriptor, Flow, RegionId, RequestContext};
 use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tokio::task;
@@ -13,7 +13,7 @@ use super::messages::{Opened, SegmentShape, Turn};
 use super::socket::Conversation;
 use crate::pool::{OwnedSlot, payload_bytes};
 use crate::sys::ForeignSegment;
-use crate::transport::peer::{Core, Member, Path, Run, add, fitting, misfit, within};
+use crate::transport::peer::{Core, Member, Path, Run, add, fitting, misfit};
 use crate::transport::wire::Status;
 use crate::transport::{ReadError, ReadRequest};
 
@@ -85,13 +85,13 @@ pub(in crate::transport) async fn read(
     member: &Member,
     run: &mut Run<'_>,
 ) -> Result<Option<Flow>, ReadError> {
-    let (core, cancelled, limit) = (run.core(), run.cancelled(), run.core().read_limit());
-    let permit = within(cancelled, limit, member.lines.permits.acquire()).await?;
+    let (core, limits, context) = (run.core(), run.limits(), run.context());
+    let permit = limits.within(member.lines.permits.acquire()).await?;
     let _permit = permit.expect("the semaphore is never closed");
     let group = group(run.reads());
     let mut first = None;
     if let Some(mut line) = member.lines.take(path) {
-        match within(cancelled, limit, line.turn(run.region(), &[], &group)).await? {
+        match limits.within(line.turn(context, run.region(), &[], &group)).await? {
             Ok(opened) => first = Some((line, opened)),
             // The peer ended: the others are as dead, and each would keep all of its memory mapped.
             Err(Lost) => member.lines.clear(),
@@ -99,10 +99,10 @@ pub(in crate::transport) async fn read(
     }
     if first.is_none() {
         // No idle connection, or a dead one, as after a restart of the peer.
-        let Ok(Some(mut line)) = within(cancelled, limit, connect(core, path)).await else {
+        let Ok(Some(mut line)) = limits.within(connect(core, path)).await else {
             return Ok(None);
         };
-        let turn = within(cancelled, limit, line.turn(run.region(), &[], &group)).await?;
+        let turn = limits.within(line.turn(context, run.region(), &[], &group)).await?;
         let lost = ReadError::PeerLost { region: run.region() };
         first = Some((line, turn.map_err(|Lost| lost)?));
     }
@@ -167,7 +167,7 @@ impl Line {
         mut group: Group,
         mut opened: Opened,
     ) -> Result<End, ReadError> {
-        let (region, cancelled, limit) = (run.region(), run.cancelled(), run.core().read_limit());
+        let (region, limits, context) = (run.region(), run.limits(), run.context());
         let lost = ReadError::PeerLost { region };
         let limit_ms = run.core().config.read_ms_max;
         loop {
@@ -177,9 +177,7 @@ impl Line {
             let mut results = Vec::with_capacity(group.reads);
             let mut statuses = opened.statuses.iter();
             for read in run.reads().iter_mut().take(group.reads) {
-                if cancelled.is_cancelled() {
-                    return Err(ReadError::Closed);
-                }
+                limits.check()?;
                 results.push(match misfit(read) {
                     Some(error) => Err(error),
                     None => {
@@ -198,12 +196,10 @@ impl Line {
                 .collect();
             let mut later = run.reads().iter().skip(group.reads);
             let next = next_group(&mut later);
-            let turn = self.turn(region, &copied, &next);
-            let answer = within(cancelled, limit, turn).await?.map_err(|Lost| lost)?;
+            let turn = self.turn(context, region, &copied, &next);
+            let answer = limits.within(turn).await?.map_err(|Lost| lost)?;
             for result in results {
-                if run.is_cancelled() {
-                    return Err(ReadError::Closed);
-                }
+                limits.check()?;
                 let result = match result {
                     // Not held to the end: the slot may have been reused under the copy, so a wrong sum says nothing.
                     Ok(()) | Err(ReadError::Corrupt { .. }) if !answer.held => {
@@ -225,13 +221,14 @@ impl Line {
     /// One message each way. The answer has a status for each object wanted.
     async fn turn(
         &mut self,
+        context: RequestContext,
         region: RegionId,
         copied: &[bool],
         group: &Group,
     ) -> Result<Opened, Lost> {
-        let turn = Turn { region, copied: copied.to_vec(), wanted: group.wanted.clone() };
+        let turn = Turn { context, region, copied: copied.to_vec(), wanted: group.wanted.clone() };
         let broken = |error: &dyn std::fmt::Display| {
-            tracing::warn!(path = %self.path.display(), %error, "a shared memory connection broke");
+            tracing::warn!(request = %context.id, path = %self.path.display(), %error, "a shared memory connection broke");
             Lost
         };
         self.conversation.send(&turn.encode(), None).await.map_err(|error| broken(&error))?;

@@ -1,12 +1,14 @@
 //! The two messages: a turn of the reader, and the owner's answer. All numbers are big-endian.
 
-use shared::{Descriptor, RegionId};
+use shared::{Descriptor, RegionId, RequestContext};
 
-use crate::transport::wire::{Fields, Status, VERSION, put_descriptors};
+use crate::transport::wire::{Fields, Status, VERSION, put_context, put_descriptors};
 
 /// What a reader says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::transport) struct Turn {
+    /// On whose behalf it reads.
+    pub(in crate::transport) context: RequestContext,
     /// The region all its objects are of.
     pub(in crate::transport) region: RegionId,
     /// Per object of the group opened last, in its order: whether its copy has the right checksum. Empty when no group is
@@ -41,6 +43,7 @@ pub(in crate::transport) struct SegmentShape {
 impl Turn {
     pub(in crate::transport) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION];
+        put_context(&mut bytes, self.context);
         bytes.extend_from_slice(&self.region.0.to_be_bytes());
         put_count(&mut bytes, self.copied.len());
         bytes.extend(self.copied.iter().map(|right| u8::from(*right)));
@@ -53,11 +56,12 @@ impl Turn {
         if fields.u8()? != VERSION {
             return None;
         }
+        let context = fields.context()?;
         let region = RegionId(fields.u64()?);
         let count = fields.count()?;
         let copied = (0..count).map(|_| fields.flag()).collect::<Option<_>>()?;
         let wanted = fields.descriptors()?;
-        fields.is_empty().then_some(Self { region, copied, wanted })
+        fields.is_empty().then_some(Self { context, region, copied, wanted })
     }
 }
 
@@ -102,16 +106,17 @@ fn put_count(bytes: &mut Vec<u8>, count: usize) {
 
 #[cfg(test)]
 mod tests {
-    use shared::RegionId;
+    use shared::{RegionId, RequestContext};
 
     use super::{Opened, SegmentShape, Turn};
     use crate::testing::{pool, store};
-    use crate::transport::wire::Status;
+    use crate::transport::wire::{CONTEXT_BYTES, Status};
 
     fn turn() -> Turn {
         let pool = pool(7, 2);
         let wanted = [store(&pool, 1), store(&pool, 2)].map(|slot| slot.descriptor()).to_vec();
-        Turn { region: RegionId(7), copied: vec![true, false, true], wanted }
+        let context = RequestContext::NONE;
+        Turn { context, region: RegionId(7), copied: vec![true, false, true], wanted }
     }
 
     fn opened() -> Opened {
@@ -140,7 +145,8 @@ mod tests {
         for length in 0..opened.len() {
             assert_eq!(Opened::decode(&opened[..length]), None, "cut at {length}");
         }
-        for (place, value) in [(0, 9), (9, 0xff), (11, 2)] {
+        let context = CONTEXT_BYTES;
+        for (place, value) in [(0, 9), (context, 2), (context + 9, 0xff), (context + 11, 2)] {
             let mut bad = turn.clone();
             bad[place] = value;
             assert_eq!(Turn::decode(&bad), None, "byte {place} of a turn is {value}");

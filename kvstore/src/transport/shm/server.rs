@@ -142,6 +142,10 @@ async fn serve_reader(core: Arc<Core>, stream: UnixStream) {
             tracing::warn!(bytes = message.len(), "a reader's turn is malformed");
             return;
         };
+        tracing::debug!(
+            request = %turn.context.id, trace = %turn.context.trace, objects = turn.wanted.len(),
+            "read through shared memory"
+        );
         let (opened, memory) = reader.turn(&core, &turn);
         let file = memory.as_deref().map(SharedMemory::file);
         let answer = opened.encode();

@@ -13,10 +13,10 @@ use rustix::{cmsg_space, process};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::transport::wire::{DESCRIPTOR_BYTES, REQUEST_MAX};
+use crate::transport::wire::{CONTEXT_BYTES, DESCRIPTOR_BYTES, REQUEST_MAX};
 
 /// Bytes of the longest message: a turn over two full groups, with room to spare.
-const MESSAGE_BYTES_MAX: usize = 64 + REQUEST_MAX * (DESCRIPTOR_BYTES + 1);
+const MESSAGE_BYTES_MAX: usize = 64 + CONTEXT_BYTES + REQUEST_MAX * (DESCRIPTOR_BYTES + 1);
 
 /// Files received and not yet taken. One is expected at a time.
 const FILES_MAX: usize = 2;

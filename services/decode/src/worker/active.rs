@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use engine::{Floors, Layers, RowPlan, Sequence};
 use kvstore::{OwnedSlot, Seal, SealedSlot};
-use shared::{BLOCK_TOKENS, BlockName, TokenId};
+use shared::{BLOCK_TOKENS, BlockName, RequestContext, TokenId};
 
 use crate::scheduler::TailPlan;
 use crate::worker::basis::Basis;
@@ -18,6 +18,7 @@ use crate::worker::start::Ready;
 
 /// See the module's documentation.
 pub(super) struct Active {
+    context: RequestContext,
     pub(super) sequence: Sequence,
     basis: Basis,
     blocks: Run<Block>,
@@ -45,6 +46,7 @@ impl Active {
     /// Builds the engine's state from what a start brought, and says which rows are left.
     pub(super) fn begin(
         core: &Core,
+        context: RequestContext,
         basis: Basis,
         ids: &[TokenId],
         ready: Ready,
@@ -68,6 +70,7 @@ impl Active {
         let end = count(ids.len());
         let fine_from = geometry.boundary(end);
         let active = Self {
+            context,
             sequence,
             basis,
             settled: blocks.0.len(),
@@ -121,7 +124,7 @@ impl Active {
                 sealed.extend(self.seal(core, self.settled, chain.names[self.settled]));
                 self.settled += 1;
             }
-            core.offer(sealed);
+            core.offer(self.context, sealed);
         }
         let end = self.sequence.processed();
         if end < self.fine_from.max(BLOCK_TOKENS)
@@ -133,7 +136,7 @@ impl Active {
         let bytes = self.snapshots.take(end, core.engine.layout().window_bytes());
         self.sequence.export_window(end, bytes);
         if end == self.basis.boundary {
-            core.publish_window(chain.names[full - 1], self.exact, bytes);
+            core.publish_window(self.context, chain.names[full - 1], self.exact, bytes);
         }
     }
 
@@ -166,7 +169,7 @@ impl Active {
         let boundary = core.engine.geometry().boundary(count(self.sequence.ids().len()));
         if let Some(bytes) = self.snapshots.at(boundary) {
             let block = index(boundary / BLOCK_TOKENS) - 1;
-            core.publish_window(chain.names[block], self.exact, bytes);
+            core.publish_window(self.context, chain.names[block], self.exact, bytes);
         }
     }
 }

@@ -9,7 +9,8 @@ use engine::{Engine, KvSlab};
 use kvstore::{Pool, ReadRequest, Seal, SealedSlot, StartCosts, Transport};
 use shared::{
     BlockName, BlockStore, CacheEvent, Clock, Flow, LoadReport, LocateEvent, ObjectKey, OfferEvent,
-    PrefillDirectory, PrefillEvent, Sink, Ticket, Timestamp, WorkerEvent, WorkerRank,
+    PrefillDirectory, PrefillEvent, RequestContext, Sink, Ticket, Timestamp, WorkerEvent,
+    WorkerRank,
 };
 
 use crate::config::DecodeConfig;
@@ -30,6 +31,8 @@ pub(super) enum Operation {
     Prefill(SequenceKey),
     /// Objects whose outcome is open; pinned until then.
     Offer {
+        /// On whose behalf; the block outlives its request.
+        context: RequestContext,
         objects: Vec<SealedSlot>,
         /// Kept so that the offer is not withdrawn; none while it is being made.
         ticket: Option<Ticket>,
@@ -106,24 +109,29 @@ impl Core {
     pub(super) fn locate(
         &mut self,
         key: SequenceKey,
+        context: RequestContext,
         objects: Vec<ObjectKey>,
     ) -> (OperationId, Ticket) {
         let operation = self.begin(Operation::Locate(key));
         let sink = NoteSink::new(&self.mailbox, operation, 1);
-        (operation, self.store.locate(objects, Box::new(sink) as Box<dyn Sink<LocateEvent>>))
+        (
+            operation,
+            self.store.locate(context, objects, Box::new(sink) as Box<dyn Sink<LocateEvent>>),
+        )
     }
 
     /// Starts a batch of reads.
     pub(super) fn read(
         &mut self,
         key: SequenceKey,
+        context: RequestContext,
         reads: Vec<ReadRequest>,
     ) -> (OperationId, Ticket) {
         assert!(!reads.is_empty(), "an empty batch has no answer");
         let operation = self.begin(Operation::Read(key));
         *self.reads_open.entry(key).or_insert(0) += 1;
         let sink = NoteSink::new(&self.mailbox, operation, reads.len());
-        (operation, self.transport.read(reads, Box::new(sink)))
+        (operation, self.transport.read(context, reads, Box::new(sink)))
     }
 
     /// Names a prefill attempt and makes its sink, which passes on at most `events_max` events and sets `alive` with each
@@ -171,7 +179,13 @@ impl Core {
     }
 
     /// Seals and publishes a window object, unless its name is held or no slot can be had.
-    pub(super) fn publish_window(&mut self, name: BlockName, exact: bool, bytes: &[u8]) {
+    pub(super) fn publish_window(
+        &mut self,
+        context: RequestContext,
+        name: BlockName,
+        exact: bool,
+        bytes: &[u8],
+    ) {
         if self.windows.contains(name) {
             return;
         }
@@ -184,12 +198,12 @@ impl Core {
         let seal = Seal { name, exact, bytes: payload_bytes(bytes.len()) };
         let sealed = self.windows.seal(slot, seal);
         self.stats.windows_published += 1;
-        self.offer(vec![sealed]);
+        self.offer(context, vec![sealed]);
     }
 
     /// Offers objects to the store, as many as the bound on open offers leaves; they stay pinned until their outcome
     /// is known.
-    pub(super) fn offer(&mut self, mut objects: Vec<SealedSlot>) {
+    pub(super) fn offer(&mut self, context: RequestContext, mut objects: Vec<SealedSlot>) {
         let room = self.config.offers_max - self.offers_open;
         self.stats.offers_skipped += widen(objects.len().saturating_sub(room));
         objects.truncate(room);
@@ -200,9 +214,10 @@ impl Core {
         self.offers_open += objects.len();
         let descriptors: Vec<_> = objects.iter().map(SealedSlot::descriptor).collect();
         let since = self.clock.now();
-        let operation = self.begin(Operation::Offer { objects, ticket: None, since });
+        let operation = self.begin(Operation::Offer { context, objects, ticket: None, since });
         let sink = NoteSink::new(&self.mailbox, operation, descriptors.len());
-        let made = self.store.offer(descriptors, Box::new(sink) as Box<dyn Sink<OfferEvent>>);
+        let made =
+            self.store.offer(context, descriptors, Box::new(sink) as Box<dyn Sink<OfferEvent>>);
         if let Some(Operation::Offer { ticket, .. }) = self.operations.get_mut(&operation) {
             *ticket = Some(made);
         }
@@ -230,9 +245,9 @@ impl Core {
         let Self { config, operations, stats, offers_open, .. } = self;
         let wait = config.offer_wait();
         operations.retain(|_, operation| match operation {
-            Operation::Offer { objects, ticket, since } if wait < now.since(*since) => {
+            Operation::Offer { context, objects, ticket, since } if wait < now.since(*since) => {
                 tracing::warn!(
-                    objects = objects.len(),
+                    request = %context.id, objects = objects.len(),
                     "the store left an offer unanswered; it is withdrawn"
                 );
                 drop(ticket.take());

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvstore::{ReadDone, ReadRequest, SealedSlot};
-use shared::{Descriptor, Ticket, Timestamp};
+use shared::{Descriptor, RequestContext, Ticket, Timestamp};
 
 use crate::mailbox::OperationId;
 use crate::scheduler::SequenceKey;
@@ -34,6 +34,7 @@ pub(super) struct Reads {
     /// Payload bytes read so far.
     pub(super) bytes_fetched: u64,
     key: SequenceKey,
+    context: RequestContext,
     queue: VecDeque<Wanted>,
     /// Targets queued or under way.
     pending: BTreeSet<Target>,
@@ -52,11 +53,12 @@ struct Batch {
 }
 
 impl Reads {
-    pub(super) fn new(key: SequenceKey, now: Timestamp) -> Self {
+    pub(super) fn new(key: SequenceKey, context: RequestContext, now: Timestamp) -> Self {
         Self {
             lost: Vec::new(),
             bytes_fetched: 0,
             key,
+            context,
             queue: VecDeque::new(),
             pending: BTreeSet::new(),
             batches: BTreeMap::new(),
@@ -109,7 +111,7 @@ impl Reads {
             self.heard = now;
         }
         self.open += reads.len();
-        let (operation, ticket) = core.read(self.key, reads);
+        let (operation, ticket) = core.read(self.key, self.context, reads);
         let batch = Batch { ticket: Some(ticket), wanted: batch, since: now, bytes: 0 };
         self.batches.insert(operation, batch);
     }
@@ -119,7 +121,10 @@ impl Reads {
         if !self.is_open() || now.since(self.heard) <= core.config.read_wait() {
             return;
         }
-        tracing::warn!(reads = self.open, "reads made no progress; what is missing is computed");
+        tracing::warn!(
+            id = %self.context.id, reads = self.open,
+            "reads made no progress; what is missing is computed"
+        );
         self.heard = now;
         core.stats.reads_failed += u64::try_from(self.queue.len()).unwrap_or(u64::MAX);
         while let Some(wanted) = self.queue.pop_front() {
@@ -155,7 +160,9 @@ impl Reads {
                 Some((wanted, slot))
             }
             Err(error) => {
-                tracing::debug!(name = %done.source.key.name, %error, "a read failed");
+                tracing::debug!(
+                    id = %self.context.id, name = %done.source.key.name, %error, "a read failed"
+                );
                 core.stats.reads_failed += 1;
                 self.lose(wanted.target);
                 None

@@ -164,8 +164,7 @@ impl Job {
         self.chain.name_through(&self.ids, blocks);
         Asked {
             key,
-            id: self.request.id,
-            trace: self.request.trace,
+            context: self.request.context(),
             root: self.request.root,
             lineage: self.request.lineage,
             basis,

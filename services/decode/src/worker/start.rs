@@ -17,8 +17,8 @@ use kvstore::{
     useful_window_floor,
 };
 use shared::{
-    BLOCK_TOKENS, BlockName, Descriptor, Lineage, LocateEvent, ObjectKey, ObjectKind, RequestId,
-    Root, StartReport, Ticket, Tier, Timestamp, TokenId, TraceContext, WindowSource, WorkerRank,
+    BLOCK_TOKENS, BlockName, Descriptor, Lineage, LocateEvent, ObjectKey, ObjectKind,
+    RequestContext, Root, StartReport, Ticket, Tier, Timestamp, TokenId, WindowSource, WorkerRank,
 };
 
 use crate::mailbox::OperationId;
@@ -31,8 +31,7 @@ use crate::worker::visit::Visit;
 /// What a start needs to know about its request.
 pub(super) struct Asked {
     pub(super) key: SequenceKey,
-    pub(super) id: RequestId,
-    pub(super) trace: TraceContext,
+    pub(super) context: RequestContext,
     pub(super) root: Root,
     pub(super) lineage: Lineage,
     pub(super) basis: Basis,
@@ -110,7 +109,7 @@ impl Start {
             |name: &BlockName| core.pool.lookup(*name).map(|slot| Held { slot, cached: true });
         let held = Run(asked.names.iter().map(hold).collect());
         let mut start = Self {
-            reads: Reads::new(asked.key, now),
+            reads: Reads::new(asked.key, asked.context, now),
             visit: Visit::new(asked.prefill),
             held,
             stored: vec![None; blocks],
@@ -150,7 +149,7 @@ impl Start {
         let block = |i: &usize| ObjectKey { kind: ObjectKind::Block, name: self.asked.names[*i] };
         let window = |at: &u32| ObjectKey { kind: ObjectKind::Window, name: self.window_name(*at) };
         let keys = blocks.iter().map(block).chain(windows.iter().map(window)).collect();
-        let (operation, ticket) = core.locate(self.asked.key, keys);
+        let (operation, ticket) = core.locate(self.asked.key, self.asked.context, keys);
         self.store = Some(ticket);
         self.lookup = Some(Lookup { operation, since: now, blocks, windows });
     }
@@ -197,7 +196,7 @@ impl Start {
             }
             self.reads.pump(core, now);
             self.reads.watch(core, now);
-            self.visit.watch(core, now);
+            self.visit.watch(core, self.asked.context.id, now);
             self.take_losses();
             if self.reads.is_open() || self.visit.is_open() {
                 return None;
@@ -235,7 +234,7 @@ impl Start {
                 let source = *source;
                 self.reads.want(Wanted { target: Target::Window(at), source, cached: true });
             }
-            tracing::debug!(id = %self.asked.id, ?plan, "planned a start");
+            tracing::debug!(id = %self.asked.context.id, ?plan, "planned a start");
             self.plan = Some(plan);
             return;
         }

@@ -244,9 +244,10 @@ impl Loop {
             if done.window_is_new
                 && let Some((_, window)) = &done.window
             {
-                self.core.offer(vec![window.clone()]);
+                self.core.offer(job.request.context(), vec![window.clone()]);
             }
-            let (active, tail) = Active::begin(&self.core, basis, &job.ids, done);
+            let (active, tail) =
+                Active::begin(&self.core, job.request.context(), basis, &job.ids, done);
             job.state = JobState::Active(Box::new(active));
             self.scheduler.started(key, tail);
         }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use shared::{
-    BLOCK_TOKENS, Prefill, PrefillEvent, PrefillRequest, Ticket, Timestamp, WindowSource,
-    WorkerRank,
+    BLOCK_TOKENS, Prefill, PrefillEvent, PrefillRequest, RequestId, Ticket, Timestamp,
+    WindowSource, WorkerRank,
 };
 
 use crate::mailbox::OperationId;
@@ -79,7 +79,7 @@ impl Visit {
         let Some((worker, prefill)) = self.choose(core, asked.key.0) else {
             self.exhausted = true;
             core.stats.prefill_fallbacks += 1;
-            tracing::warn!(id = %asked.id, "no prefill worker is left to ask; computing the prompt here");
+            tracing::warn!(id = %asked.context.id, "no prefill worker is left to ask; computing the prompt here");
             return false;
         };
         match self.attempts {
@@ -92,8 +92,8 @@ impl Visit {
         let events_max = index(blocks) + CLOSING_EVENTS;
         let (operation, sink) = core.prefill_sink(asked.key, events_max, &alive);
         let request = PrefillRequest {
-            id: asked.id,
-            trace: asked.trace,
+            id: asked.context.id,
+            trace: asked.context.trace,
             ids: Arc::clone(&asked.ids),
             root: asked.root,
             names: Arc::clone(&asked.names),
@@ -129,13 +129,15 @@ impl Visit {
     }
 
     /// Gives up on a worker that says nothing, not even that the request waits.
-    pub(super) fn watch(&mut self, core: &Core, now: Timestamp) {
+    pub(super) fn watch(&mut self, core: &Core, id: RequestId, now: Timestamp) {
         let Some(attempt) = &mut self.attempt else { return };
         if attempt.alive.swap(false, Ordering::AcqRel) {
             attempt.heard = now;
         }
         if attempt.ended.is_none() && core.config.prefill_silence() < now.since(attempt.heard) {
-            tracing::warn!(worker = %attempt.worker, "a prefill worker fell silent; asking another one");
+            tracing::warn!(
+                %id, worker = %attempt.worker, "a prefill worker fell silent; asking another one"
+            );
             (attempt.ended, attempt.ticket) = (Some(Ending::Lost), None);
         }
     }
@@ -194,7 +196,7 @@ impl Start {
                 return;
             }
             PrefillEvent::Failed(error) => {
-                tracing::warn!(id = %self.asked.id, %worker, %error, "prefill failed");
+                tracing::warn!(id = %self.asked.context.id, %worker, %error, "prefill failed");
                 attempt.ended = Some(Ending::Answered);
                 return;
             }
@@ -203,7 +205,7 @@ impl Start {
             self.visit.took_part = Some(worker);
             return;
         }
-        tracing::warn!(id = %self.asked.id, %worker, "prefill announced an object of another name");
+        tracing::warn!(id = %self.asked.context.id, %worker, "prefill announced an object of another name");
         if let Some(attempt) = &mut self.visit.attempt {
             attempt.ended = Some(Ending::Lost);
         }
@@ -212,7 +214,7 @@ impl Start {
     /// The other side dropped the attempt's sink.
     pub(super) fn prefill_over(&mut self, operation: OperationId, now: Timestamp) {
         if let Some(attempt) = self.visit.hear(operation, now) {
-            tracing::warn!(id = %self.asked.id, worker = %attempt.worker, "a prefill worker is gone");
+            tracing::warn!(id = %self.asked.context.id, worker = %attempt.worker, "a prefill worker is gone");
             attempt.ended = Some(Ending::Lost);
         }
     }

@@ -1,7 +1,9 @@
 //! A store that never answers.
 
 use parking_lot::Mutex;
-use shared::{BlockStore, Descriptor, LocateEvent, ObjectKey, OfferEvent, Sink, Ticket};
+use shared::{
+    BlockStore, Descriptor, LocateEvent, ObjectKey, OfferEvent, RequestContext, Sink, Ticket,
+};
 
 /// Keeps every sink and says nothing.
 #[derive(Default)]
@@ -22,12 +24,22 @@ impl SilentStore {
 }
 
 impl BlockStore for SilentStore {
-    fn locate(&self, _: Vec<ObjectKey>, sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+    fn locate(
+        &self,
+        _: RequestContext,
+        _: Vec<ObjectKey>,
+        sink: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket {
         self.lookups.lock().push(sink);
         Ticket::empty()
     }
 
-    fn offer(&self, _: Vec<Descriptor>, sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(
+        &self,
+        _: RequestContext,
+        _: Vec<Descriptor>,
+        sink: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket {
         self.offers.lock().push(sink);
         Ticket::empty()
     }

@@ -235,6 +235,7 @@ pub(crate) fn store(stats: &HostStats, text: &mut String) {
         ("queue", stats.dropped_queue),
         ("space", stats.dropped_space),
         ("gone", stats.dropped_gone),
+        ("late", stats.dropped_late),
         ("corrupt", stats.dropped_corrupt),
     ];
     for (reason, count) in reasons {

@@ -24,7 +24,8 @@ use quinn::{
 };
 use serde::Serialize;
 use shared::{
-    BlockName, Clock, DpRank, Flow, ObjectKind, RegionId, SlotMemory, Tier, WorkerId, WorkerRank,
+    BlockName, Clock, DpRank, Flow, ObjectKind, RegionId, RequestContext, SlotMemory, Tier,
+    WorkerId, WorkerRank,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::runtime::Handle;
@@ -290,7 +291,7 @@ impl Rig {
             drop(target);
             if done.send(result).is_ok() { Flow::Open } else { Flow::Closed }
         };
-        let _ticket = transport.read(reads.collect(), Box::new(sink));
+        let _ticket = transport.read(RequestContext::NONE, reads.collect(), Box::new(sink));
         for _ in 0..self.sealed.len() {
             results.recv().await.context("the transport gave up")??;
         }

@@ -78,13 +78,20 @@ pub(super) fn decode(table: toml::Table, config: &mut DecodeConfig) -> anyhow::R
 }
 
 pub(super) fn store(table: toml::Table, config: &mut HostTierConfig) -> anyhow::Result<()> {
-    let HostTierConfig { block_bytes_max, window_bytes_max, window_ttl, queue_max, batch_max } =
-        config;
+    let HostTierConfig {
+        block_bytes_max,
+        window_bytes_max,
+        window_ttl,
+        queue_max,
+        offer_wait_max,
+        batch_max,
+    } = config;
     let mut reader = Reader::new("store", table);
     reader.set("block_bytes_max", block_bytes_max)?;
     reader.set("window_bytes_max", window_bytes_max)?;
     reader.set_time("window_ttl_s", Unit::Seconds, window_ttl)?;
     reader.set("queue_max", queue_max)?;
+    reader.set_time("offer_wait_ms_max", Unit::Milliseconds, offer_wait_max)?;
     reader.set("batch_max", batch_max)?;
     reader.finish()
 }
@@ -123,8 +130,10 @@ pub(super) fn transport(
     let PeerTransportConfig {
         queue_max,
         batches_max,
+        peer_batches_max,
         run_max,
         read_ms_max,
+        batch_ms_max,
         hold_ms_max,
         idle_ms_max,
         socket_bytes,
@@ -135,8 +144,10 @@ pub(super) fn transport(
     let mut reader = Reader::new("transport", table);
     reader.set("queue_max", queue_max)?;
     reader.set("batches_max", batches_max)?;
+    reader.set("peer_batches_max", peer_batches_max)?;
     reader.set("run_max", run_max)?;
     reader.set("read_ms_max", read_ms_max)?;
+    reader.set("batch_ms_max", batch_ms_max)?;
     reader.set("hold_ms_max", hold_ms_max)?;
     reader.set("idle_ms_max", idle_ms_max)?;
     reader.set("socket_bytes", socket_bytes)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use kvstore::{DiskConfig, DiskTier, DiskWiring, HostTier, HostWiring, PeerTransport, Transport};
+use kvstore::{DiskConfig, DiskTier, DiskWiring, HostTier, HostWiring, PeerTransport};
 use shared::{CacheEvent, ObjectKind, RegionId, WorkerEvent, WorkerRank};
 use tokio::sync::watch;
 use tokio::task::block_in_place;
@@ -46,8 +46,8 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let mut telling = tokio::task::JoinSet::new();
     telling.spawn(changes.tell(stopped));
     let observed = observe(&base, &tier, &transport, &peers);
-    let offered =
-        Offered { store: Some(Arc::clone(&tier) as _), events: Some(hub), ..Offered::default() };
+    let store = base.telemetry.store(Arc::clone(&tier) as _, rank);
+    let offered = Offered { store: Some(store), events: Some(hub), ..Offered::default() };
     let running = base.answer(offered, Base::admin(observed), &peers)?;
     base.say_ready(console)?;
     let ended = base.until_stopped(|| tier.is_running()).await;
@@ -90,7 +90,7 @@ fn start(base: &Base, transport: &Arc<PeerTransport>) -> anyhow::Result<HostTier
         window_slot_bytes: layout.window_bytes(),
         block_region: RegionId::of(rank, ObjectKind::Block),
         window_region: RegionId::of(rank, ObjectKind::Window),
-        transport: Arc::clone(transport) as Arc<dyn Transport>,
+        transport: base.telemetry.transport(Arc::clone(transport) as _, rank),
         clock: Arc::clone(&base.clock),
         disk,
     };

@@ -8,7 +8,9 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use shared::{BlockStore, Descriptor, Flow, LocateEvent, ObjectKey, OfferEvent, Sink, Ticket};
+use shared::{
+    BlockStore, Descriptor, Flow, LocateEvent, ObjectKey, OfferEvent, RequestContext, Sink, Ticket,
+};
 
 /// The nodes that can be asked now, nearest first.
 pub(crate) type Nodes = Arc<dyn Fn() -> Vec<Arc<dyn BlockStore>> + Send + Sync>;
@@ -27,6 +29,7 @@ impl Stores {
 
 /// A lookup under way.
 struct Lookup {
+    context: RequestContext,
     keys: Vec<ObjectKey>,
     /// By key: the place of the node that has it in the order of nearness, and where.
     found: Vec<Option<(usize, Descriptor)>>,
@@ -85,7 +88,7 @@ impl Part {
         }
         self.done = true;
         let others = std::mem::take(&mut self.others);
-        let (missing, keys) = {
+        let (context, missing, keys) = {
             let mut lookup = self.lookup.lock();
             lookup.take(self.node, &self.asked, found);
             let missing = (0..lookup.keys.len()).filter(|index| lookup.found[*index].is_none());
@@ -96,7 +99,7 @@ impl Part {
             }
             lookup.open += others.len();
             let keys: Vec<ObjectKey> = missing.iter().map(|index| lookup.keys[*index]).collect();
-            (missing, keys)
+            (lookup.context, missing, keys)
         };
         for (node, store) in (self.node + 1..).zip(others) {
             let part = Self {
@@ -106,7 +109,7 @@ impl Part {
                 others: Vec::new(),
                 done: false,
             };
-            ask(part, store.as_ref(), keys.clone());
+            ask(part, store.as_ref(), context, keys.clone());
         }
     }
 }
@@ -118,13 +121,13 @@ impl Drop for Part {
 }
 
 /// Asks one node and keeps what it pins.
-fn ask(mut part: Part, store: &dyn BlockStore, keys: Vec<ObjectKey>) {
+fn ask(mut part: Part, store: &dyn BlockStore, context: RequestContext, keys: Vec<ObjectKey>) {
     let lookup = Arc::clone(&part.lookup);
     let sink = move |event: LocateEvent| {
         part.answer(event.found);
         Flow::Open
     };
-    let ticket = store.locate(keys, Box::new(sink));
+    let ticket = store.locate(context, keys, Box::new(sink));
     // The worker may have let go meanwhile; then the ticket drops here, outside the lock.
     let late = match &mut lookup.lock().tickets {
         Some(tickets) => {
@@ -137,7 +140,12 @@ fn ask(mut part: Part, store: &dyn BlockStore, keys: Vec<ObjectKey>) {
 }
 
 impl BlockStore for Stores {
-    fn locate(&self, keys: Vec<ObjectKey>, mut sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+    fn locate(
+        &self,
+        context: RequestContext,
+        keys: Vec<ObjectKey>,
+        mut sink: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket {
         let mut nodes = (self.nodes)().into_iter();
         let Some(nearest) = nodes.next() else {
             // Closed or not, there is nothing more to say.
@@ -145,6 +153,7 @@ impl BlockStore for Stores {
             return Ticket::empty();
         };
         let lookup = Arc::new(Mutex::new(Lookup {
+            context,
             found: vec![None; keys.len()],
             keys: keys.clone(),
             open: 1,
@@ -158,7 +167,7 @@ impl BlockStore for Stores {
             others: nodes.collect(),
             done: false,
         };
-        ask(part, nearest.as_ref(), keys);
+        ask(part, nearest.as_ref(), context, keys);
         Ticket::new(move || {
             let tickets = {
                 let mut lookup = lookup.lock();
@@ -169,10 +178,15 @@ impl BlockStore for Stores {
         })
     }
 
-    fn offer(&self, objects: Vec<Descriptor>, sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(
+        &self,
+        context: RequestContext,
+        objects: Vec<Descriptor>,
+        sink: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket {
         match (self.nodes)().first() {
-            Some(nearest) => nearest.offer(objects, sink),
-            None => kvstore::NoStore.offer(objects, sink),
+            Some(nearest) => nearest.offer(context, objects, sink),
+            None => kvstore::NoStore.offer(context, objects, sink),
         }
     }
 }
@@ -186,7 +200,7 @@ mod tests {
     use parking_lot::Mutex;
     use shared::{
         BlockName, BlockStore, Descriptor, Flow, Generation, LocateEvent, Location, ObjectKey,
-        ObjectKind, OfferEvent, OfferOutcome, RegionId, Sink, SlotIndex, Ticket,
+        ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotIndex, Ticket,
     };
 
     use super::Stores;
@@ -223,7 +237,12 @@ mod tests {
     }
 
     impl BlockStore for Node {
-        fn locate(&self, keys: Vec<ObjectKey>, mut sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+        fn locate(
+            &self,
+            _: RequestContext,
+            keys: Vec<ObjectKey>,
+            mut sink: Box<dyn Sink<LocateEvent>>,
+        ) -> Ticket {
             self.asked.lock().push(keys.len());
             if self.silent {
                 return Ticket::empty();
@@ -238,7 +257,12 @@ mod tests {
             })
         }
 
-        fn offer(&self, objects: Vec<Descriptor>, mut sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
+        fn offer(
+            &self,
+            _: RequestContext,
+            objects: Vec<Descriptor>,
+            mut sink: Box<dyn Sink<OfferEvent>>,
+        ) -> Ticket {
             for object in objects {
                 let event = OfferEvent { key: object.key, outcome: OfferOutcome::Stored };
                 let _: Flow = sink.emit(event);
@@ -261,7 +285,11 @@ mod tests {
             told.lock().push(regions.collect());
             Flow::Open
         };
-        let ticket = stores.locate(names.iter().copied().map(key).collect(), Box::new(sink));
+        let ticket = stores.locate(
+            RequestContext::NONE,
+            names.iter().copied().map(key).collect(),
+            Box::new(sink),
+        );
         let answers = answers.lock().clone();
         (ticket, answers)
     }
@@ -308,7 +336,7 @@ mod tests {
             told.lock().push(event.outcome);
             Flow::Open
         };
-        drop(stores.offer(vec![copy(1, key(1))], Box::new(sink)));
+        drop(stores.offer(RequestContext::NONE, vec![copy(1, key(1))], Box::new(sink)));
         assert_eq!(*outcomes.lock(), [OfferOutcome::Dropped]);
     }
 }

@@ -7,7 +7,7 @@ use anyhow::Context;
 use decode::{DecodeParts, DecodeWorker};
 use engine::{Engine, Part, loaded_share};
 use gateway::MetricsProvider;
-use kvstore::{PeerTransport, Transport};
+use kvstore::PeerTransport;
 use prefill::{PrefillParts, PrefillWorker};
 use shared::{BlockStore, Flow, PrefillDirectory, Sink, WorkerEvent};
 use tokio::task::block_in_place;
@@ -149,7 +149,7 @@ fn start(base: &Base, parts: Parts) -> anyhow::Result<Worker> {
     let Parts { engine, memory, transport, peers, events } = parts;
     let nodes = Arc::clone(&peers);
     let store: Arc<dyn BlockStore> = Arc::new(Stores::new(Arc::new(move || nodes.stores())));
-    let transport = transport as Arc<dyn Transport>;
+    let transport = base.telemetry.transport(transport, base.me.rank());
     let (rank, clock) = (base.me.rank(), Arc::clone(&base.clock));
     let WorkerMemory { slab, blocks: pool, windows, .. } = memory;
     if base.me.role() == MemberRole::Prefill {

@@ -1,5 +1,7 @@
 //! The borders with a span around each request that is recorded. A request that is not passes through unchanged.
 
+mod data;
+
 use std::sync::Arc;
 
 use opentelemetry_proto::tonic::common::v1::KeyValue;
@@ -9,6 +11,8 @@ use shared::{
 };
 
 use super::spans::{Ending, Recording, Tracer, flag, number, text};
+
+pub(super) use data::{TracedStore, TracedTransport};
 
 /// Which leg of a request a decode border is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use shared::{
     BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, Flow, LocateEvent, ObjectKey,
-    OfferEvent, Prefill, PrefillEvent, PrefillRequest, RequestId, ServeError, Sink, Ticket,
-    TraceContext,
+    OfferEvent, Prefill, PrefillEvent, PrefillRequest, RequestContext, RequestId, ServeError, Sink,
+    Ticket, TraceContext,
 };
 use tokio::sync::oneshot;
 use tonic::metadata::MetadataMap;
@@ -57,13 +57,14 @@ impl Decode for RemoteDecode {
         run(link, move |cancelled| async move {
             let Call { channel, origin, seat: _seat } = call;
             let message = decode_request_to_wire(&request, clock.now());
-            let message = with_metadata(message, request.id, request.trace);
+            let id = request.id;
+            let message = with_metadata(message, id, request.trace);
             // The prompt is not needed twice.
             drop(request);
             let mut client = DecodeClient::with_origin(channel, origin)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX)
                 .max_decoding_message_size(MESSAGE_BYTES_MAX);
-            carry_out(cancelled, word, client.run(message), DecodeEvent::Failed).await;
+            carry_out(id, cancelled, word, client.run(message), DecodeEvent::Failed).await;
         })
     }
 }
@@ -96,12 +97,13 @@ impl Prefill for RemotePrefill {
         run(link, move |cancelled| async move {
             let Call { channel, origin, seat: _seat } = call;
             let message = prefill_request_to_wire(&request);
-            let message = with_metadata(message, request.id, request.trace);
+            let id = request.id;
+            let message = with_metadata(message, id, request.trace);
             drop(request);
             let mut client = PrefillClient::with_origin(channel, origin)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX)
                 .max_decoding_message_size(MESSAGE_BYTES_MAX);
-            carry_out(cancelled, word, client.run(message), PrefillEvent::Failed).await;
+            carry_out(id, cancelled, word, client.run(message), PrefillEvent::Failed).await;
         })
     }
 }
@@ -121,7 +123,12 @@ impl RemoteStore {
 }
 
 impl BlockStore for RemoteStore {
-    fn locate(&self, keys: Vec<ObjectKey>, sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+    fn locate(
+        &self,
+        context: RequestContext,
+        keys: Vec<ObjectKey>,
+        sink: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket {
         let link = self.link.inner();
         let nothing = LocateEvent { found: vec![None; keys.len()] };
         let word = LastWord::new(sink, nothing.clone());
@@ -131,15 +138,21 @@ impl BlockStore for RemoteStore {
         };
         run(link, move |cancelled| async move {
             let Call { channel, origin, seat: _seat } = call;
-            let message = locate_request_to_wire(&keys);
+            let message = locate_request_to_wire(context, &keys);
+            let message = with_metadata(message, context.id, context.trace);
             let mut client = StoreClient::with_origin(channel, origin)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX)
                 .max_decoding_message_size(MESSAGE_BYTES_MAX);
-            carry_out(cancelled, word, client.locate(message), move |_| nothing).await;
+            carry_out(context.id, cancelled, word, client.locate(message), move |_| nothing).await;
         })
     }
 
-    fn offer(&self, objects: Vec<Descriptor>, sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(
+        &self,
+        context: RequestContext,
+        objects: Vec<Descriptor>,
+        sink: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket {
         let link = self.link.inner();
         let words = OfferWords::new(sink, &objects);
         let Ok(call) = link.begin() else {
@@ -148,11 +161,12 @@ impl BlockStore for RemoteStore {
         };
         run(link, move |cancelled| async move {
             let Call { channel, origin, seat: _seat } = call;
-            let message = offer_request_to_wire(&objects);
+            let message = offer_request_to_wire(context, &objects);
+            let message = with_metadata(message, context.id, context.trace);
             let mut client = StoreClient::with_origin(channel, origin)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX)
                 .max_decoding_message_size(MESSAGE_BYTES_MAX);
-            carry_out_offer(cancelled, words, client.offer(message)).await;
+            carry_out_offer(context.id, cancelled, words, client.offer(message)).await;
         })
     }
 }
@@ -171,6 +185,7 @@ where
 
 /// Carries out a call until it ends or is cancelled; then nobody listens and nothing more is said.
 async fn carry_out<E: BorderEvent>(
+    id: RequestId,
     mut cancelled: Cancelled,
     mut word: LastWord<E>,
     response: impl Future<Output = Result<Response<Streaming<E::Message>>, Status>>,
@@ -179,7 +194,7 @@ async fn carry_out<E: BorderEvent>(
     let ended = tokio::select! {
         biased;
         _ = &mut cancelled => None,
-        ended = exchange(response, &mut word) => Some(ended),
+        ended = exchange(id, response, &mut word) => Some(ended),
     };
     match ended {
         None => word.forget(),
@@ -192,20 +207,21 @@ async fn carry_out<E: BorderEvent>(
 /// Passes the events of a call on. Returns when the stream ended or broke, or nobody listens; an error when the member
 /// answered and would not do it.
 async fn exchange<E: BorderEvent>(
+    id: RequestId,
     response: impl Future<Output = Result<Response<Streaming<E::Message>>, Status>>,
     word: &mut LastWord<E>,
 ) -> Result<(), ServeError> {
     let mut events = match response.await {
         Ok(response) => response.into_inner(),
-        Err(status) => return broken(&status),
+        Err(status) => return broken(id, &status),
     };
     loop {
         let message = match events.message().await {
             Ok(Some(message)) => message,
             Ok(None) => return Ok(()),
-            Err(status) => return broken(&status),
+            Err(status) => return broken(id, &status),
         };
-        let event = E::try_from(message).map_err(|error| malformed(&error))?;
+        let event = E::try_from(message).map_err(|error| malformed(id, &error))?;
         let after = event.after();
         if word.pass(event) == Flow::Closed || after == After::Ends {
             return Ok(());
@@ -220,6 +236,7 @@ async fn exchange<E: BorderEvent>(
 
 /// As [`carry_out`], for a call with one event per object.
 async fn carry_out_offer(
+    id: RequestId,
     mut cancelled: Cancelled,
     mut words: OfferWords,
     response: impl Future<Output = Result<Response<Streaming<v1::OfferEvent>>, Status>>,
@@ -243,13 +260,13 @@ async fn carry_out_offer(
     match ended {
         None => words.forget(),
         // What was not answered is dropped, which the words' drop says.
-        Some(Err(status)) => tracing::debug!(%status, "an offer broke off"),
+        Some(Err(status)) => tracing::debug!(request = %id, %status, "an offer broke off"),
         Some(Ok(())) => {}
     }
 }
 
 /// What a status means: nothing when the connection or the member is gone, otherwise why it would not.
-fn broken(status: &Status) -> Result<(), ServeError> {
+fn broken(id: RequestId, status: &Status) -> Result<(), ServeError> {
     match status.code() {
         Code::PermissionDenied
         | Code::Unauthenticated
@@ -258,18 +275,18 @@ fn broken(status: &Status) -> Result<(), ServeError> {
         | Code::OutOfRange
         | Code::ResourceExhausted
         | Code::Unimplemented => {
-            tracing::warn!(%status, "a call was refused");
+            tracing::warn!(request = %id, %status, "a call was refused");
             Err(ServeError::Internal { message: status.message().to_owned() })
         }
         _ => {
-            tracing::debug!(%status, "a call broke off");
+            tracing::debug!(request = %id, %status, "a call broke off");
             Ok(())
         }
     }
 }
 
-fn malformed(error: &WireError) -> ServeError {
-    tracing::error!(%error, "a member sent a malformed event");
+fn malformed(id: RequestId, error: &WireError) -> ServeError {
+    tracing::error!(request = %id, %error, "a member sent a malformed event");
     ServeError::Internal { message: format!("malformed event: {error}") }
 }
 

@@ -14,7 +14,9 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
-use shared::{BlockName, DpRank, RequestId, TokenId, TraceContext, WorkerId, WorkerRank};
+use shared::{
+    BlockName, DpRank, RequestContext, RequestId, TokenId, TraceContext, WorkerId, WorkerRank,
+};
 
 use super::v1;
 
@@ -175,6 +177,13 @@ impl TryFrom<v1::WorkerRank> for WorkerRank {
         })?;
         Ok(Self { worker: WorkerId(message.worker), rank: DpRank(rank) })
     }
+}
+
+fn context_from_wire(
+    id: &[u8],
+    trace: Option<v1::TraceContext>,
+) -> Result<RequestContext, WireError> {
+    Ok(RequestContext { id: request_id(id, "id")?, trace: trace_from_wire(trace)? })
 }
 
 fn trace_to_wire(trace: TraceContext) -> Option<v1::TraceContext> {

@@ -1289,6 +1289,11 @@ pub mod prefill_server {
 pub struct LocateRequest {
     #[prost(message, repeated, tag = "1")]
     pub keys: ::prost::alloc::vec::Vec<ObjectKey>,
+    /// The request it is for, 16 bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    pub id: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, optional, tag = "3")]
+    pub trace: ::core::option::Option<TraceContext>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LocateEvent {
@@ -1306,6 +1311,11 @@ pub struct Found {
 pub struct OfferRequest {
     #[prost(message, repeated, tag = "1")]
     pub objects: ::prost::alloc::vec::Vec<Descriptor>,
+    /// The request it is for, 16 bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    pub id: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, optional, tag = "3")]
+    pub trace: ::core::option::Option<TraceContext>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OfferEvent {

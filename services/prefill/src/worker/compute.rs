@@ -2,7 +2,7 @@
 
 use engine::{Layers, RowPlan, Segment};
 use kvstore::{Seal, SealedSlot};
-use shared::{Flow, PrefillEvent};
+use shared::{Flow, PrefillEvent, RequestContext};
 
 use super::job::{Computing, Stage, blocks, tokens};
 use super::turn::{Loop, count};
@@ -56,12 +56,13 @@ impl Loop {
     /// Seals and announces the blocks that a chunk completed, publishes the window object at its end, and finishes the
     /// request when that end is S.
     fn deliver(&mut self, chunk: Chunk) {
+        let context = self.jobs[&chunk.id].request.context();
         let mut fresh = self.seal_blocks(chunk);
         if self.announce(chunk.id) == Flow::Closed {
-            return self.offer(fresh);
+            return self.offer(context, fresh);
         }
         fresh.extend(self.publish_window(chunk));
-        self.offer(fresh);
+        self.offer(context, fresh);
         if chunk.end == self.jobs[&chunk.id].request.to {
             self.finish(chunk.id);
         }
@@ -145,9 +146,9 @@ impl Loop {
         Some(sealed)
     }
 
-    fn offer(&mut self, objects: Vec<SealedSlot>) {
+    fn offer(&mut self, context: RequestContext, objects: Vec<SealedSlot>) {
         let now = self.clock.now();
-        let skipped = self.offers.offer(objects, &*self.store, &self.mailbox, now);
+        let skipped = self.offers.offer(context, objects, &*self.store, &self.mailbox, now);
         self.stats.offers_skipped += count(skipped);
     }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvstore::SealedSlot;
-use shared::{BlockStore, Flow, ObjectKey, OfferEvent, OfferOutcome, Sink, Ticket, Timestamp};
+use shared::{
+    BlockStore, Flow, ObjectKey, OfferEvent, OfferOutcome, RequestContext, Sink, Ticket, Timestamp,
+};
 
 use crate::mailbox::{Command, Mailbox, OfferId};
 
@@ -38,6 +40,7 @@ impl Offers {
     /// later blocks of a chain are of no use without the earlier ones.
     pub(super) fn offer(
         &mut self,
+        context: RequestContext,
         mut objects: Vec<SealedSlot>,
         store: &dyn BlockStore,
         mailbox: &Arc<Mailbox>,
@@ -61,7 +64,7 @@ impl Offers {
         mailbox.promise(count + 1);
         let sink = OfferSink { id, mailbox: Arc::clone(mailbox), events_left: count };
         // Outcomes come through the mailbox, so the offer is in the map before one of them is handled.
-        let ticket = store.offer(descriptors, Box::new(sink));
+        let ticket = store.offer(context, descriptors, Box::new(sink));
         self.open.insert(id, Offer { _ticket: ticket, pinned, since: now });
         skipped
     }

@@ -131,8 +131,9 @@ impl Loop {
         if keys.is_empty() {
             return self.begin(id);
         }
+        let context = job.request.context();
         let sink = replies(&self.mailbox, 1, move |event| Command::Located(id, event));
-        let ticket = self.store.locate(keys, sink);
+        let ticket = self.store.locate(context, keys, sink);
         let deadline = now.after(self.config.locate_wait());
         let job = self.jobs.get_mut(&id).expect("looked up above");
         job.stage = Stage::Locating(Locating { ticket, deadline, windows_at });
@@ -261,8 +262,8 @@ impl Loop {
         let started = self.clock.now();
         let outstanding = reads.len();
         let sink = replies(&self.mailbox, outstanding, move |done| Command::Read(id, done));
-        let reads = Some(self.transport.read(reads, sink));
         let job = self.jobs.get_mut(&id).expect("only a known request reads");
+        let reads = Some(self.transport.read(job.request.context(), reads, sink));
         job.stage = Stage::Reading(Reading {
             reads,
             _located: located,

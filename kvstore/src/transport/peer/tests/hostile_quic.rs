@@ -7,7 +7,7 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ClientConfig, Connection, Endpoint, SendStream, ServerConfig, VarInt};
 use rustls::ClientConfig as TlsClientConfig;
 use rustls::ServerConfig as TlsServerConfig;
-use shared::{Descriptor, RegionId};
+use shared::{Descriptor, RegionId, RequestContext, RequestId, TraceContext};
 use tokio::runtime::Runtime;
 
 use super::support::{CONFIG, Identity, Node, publish, runtime, server_name};
@@ -15,10 +15,16 @@ use crate::testing::{SLOT_BYTES, next, payload, pool, store};
 use crate::transport::conformance::{Source, answers, requests, settles};
 use crate::transport::peer::{Peer, PeerTransportConfig};
 use crate::transport::quic::{ALPN, MTU_MAX, code};
-use crate::transport::wire::{REQUEST_BYTES_MAX, Verb, read_request, request};
+use crate::transport::wire::{CONTEXT_BYTES, REQUEST_BYTES_MAX, Verb, read_request, request};
 use crate::transport::{ReadError, Transport};
 
 use super::support::QuicPair;
+
+/// On whose behalf the tests read.
+const CONTEXT: RequestContext = RequestContext {
+    id: RequestId(0x0102),
+    trace: TraceContext { trace: 0x0304, span: 0x0506, sampled: true },
+};
 
 /// What a liar does with the stream of a read of two objects, numbers 0 and 1.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +71,8 @@ fn liar(runtime: &Runtime, lie: Lie) -> Peer {
             let connection = incoming.await.unwrap();
             while let Ok((send, mut recv)) = connection.accept_bi().await {
                 let asked = recv.read_to_end(REQUEST_BYTES_MAX).await.unwrap();
-                let (verb, _) = read_request(&asked).unwrap();
+                let (verb, context, _) = read_request(&asked).unwrap();
+                assert_eq!(context, CONTEXT, "the reader says on whose behalf it asks");
                 answer(&connection, send, verb, lie).await;
             }
         }
@@ -97,7 +104,7 @@ fn results(runtime: &Runtime, lie: Lie, config: PeerTransportConfig) -> [Result<
     let sources = [0, 1].map(|number| store(&source, number).descriptor());
     let target = pool(2, 2);
     let (sink, events) = answers();
-    let _ticket = near.transport.read(requests(&sources, &target), sink);
+    let _ticket = near.transport.read(CONTEXT, requests(&sources, &target), sink);
     let results = [next(&events).result, next(&events).result];
     assert!(events.recv().is_err(), "the sink is gone");
     assert_eq!(target.audit().free, 2, "{lie:?}");
@@ -192,7 +199,7 @@ fn a_cancelled_read_of_a_frozen_peer_comes_back_at_once() {
     let sources = [0, 1].map(|number| store(&source, number).descriptor());
     let target = pool(2, 2);
     let (sink, events) = answers();
-    let ticket = near.transport.read(requests(&sources, &target), sink);
+    let ticket = near.transport.read(CONTEXT, requests(&sources, &target), sink);
     assert_eq!(next(&events).result, Ok(()));
     drop(ticket);
     assert_eq!(next(&events).result, Err(ReadError::Closed));
@@ -225,13 +232,14 @@ fn malformed_requests_break_their_stream_and_nothing_else() {
     publish(&far, &source);
     let held: Descriptor = store(&source.pool, 0).descriptor();
     let connection = client(&runtime, &far);
-    let good = request(Verb::Read, &[held]);
+    let good = request(Verb::Read, CONTEXT, &[held]);
+    let count = 2 + CONTEXT_BYTES;
     let cases: [(&str, Vec<u8>); 5] = [
         ("nothing", Vec::new()),
         ("another version", [&[9], &good[1..]].concat()),
         ("cut short", good[..good.len() - 1].to_vec()),
         ("too long", [&good[..], &[0]].concat()),
-        ("too many", [&good[..2], &[0xff, 0xff], &good[4..]].concat()),
+        ("too many", [&good[..count], &[0xff, 0xff], &good[count + 2..]].concat()),
     ];
     for (count, (what, bytes)) in (1..).zip(cases) {
         let broken = runtime.block_on(exchange(&connection, &bytes)).unwrap_err();
@@ -240,7 +248,7 @@ fn malformed_requests_break_their_stream_and_nothing_else() {
         assert_eq!(far.transport.stats().requests_malformed, count, "{what}");
     }
     assert_eq!(runtime.block_on(exchange(&connection, &good)).unwrap(), object(0));
-    let check = request(Verb::Check, &[held]);
+    let check = request(Verb::Check, CONTEXT, &[held]);
     assert_eq!(runtime.block_on(exchange(&connection, &check)).unwrap(), part(0, 0, &[]));
 }
 
@@ -258,11 +266,53 @@ fn a_reader_that_does_not_read_is_cut_off_and_holds_no_slot() {
     let connection = client(&runtime, &far);
     let _stream = runtime.block_on(async {
         let (mut send, recv) = connection.open_bi().await.unwrap();
-        send.write_all(&request(Verb::Read, &[held.descriptor()])).await.unwrap();
+        send.write_all(&request(Verb::Read, CONTEXT, &[held.descriptor()])).await.unwrap();
         send.finish().unwrap();
         recv
     });
     settles("the stream is cut off", || far.transport.stats().holds_expired == 1);
     drop(held);
     assert!(source.pool.audit().is_at_rest());
+}
+
+#[test]
+fn a_peer_that_stalls_holds_up_nobody_else() {
+    let runtime = runtime();
+    let config = PeerTransportConfig { batches_max: 2, peer_batches_max: 1, ..CONFIG };
+    let near = Node::start(&runtime, Identity::new("near"), config, None);
+    near.directory.set(Some(liar(&runtime, Lie::Stall(Vec::new))));
+    let (far, own) = (pool(1, 1), pool(3, 1));
+    near.transport.register(&own).unwrap();
+    let (wanted, held) = ([store(&far, 0).descriptor()], store(&own, 1));
+    let target = pool(2, 3);
+    let (sink, one) = answers();
+    let first = near.transport.read(CONTEXT, requests(&wanted, &target), sink);
+    let (sink, two) = answers();
+    let second = near.transport.read(CONTEXT, requests(&wanted, &target), sink);
+    let here = super::support::result(&near.transport, held.descriptor(), &target);
+    assert_eq!(here, Ok(()), "both places would be taken by the peer that stalls");
+    drop((first, second));
+    for events in [one, two] {
+        assert_eq!(next(&events).result, Err(ReadError::Closed));
+    }
+}
+
+#[test]
+fn a_batch_is_late_as_a_whole_even_before_its_turn() {
+    let runtime = runtime();
+    let config = PeerTransportConfig { peer_batches_max: 1, batch_ms_max: 100, ..CONFIG };
+    let near = Node::start(&runtime, Identity::new("near"), config, None);
+    near.directory.set(Some(liar(&runtime, Lie::Stall(Vec::new))));
+    let source = pool(1, 2);
+    let sources = [0, 1].map(|number| store(&source, number).descriptor());
+    let target = pool(2, 4);
+    let (sink, one) = answers();
+    let _first = near.transport.read(CONTEXT, requests(&sources, &target), sink);
+    let (sink, two) = answers();
+    let _second = near.transport.read(CONTEXT, requests(&sources, &target), sink);
+    let late = Err(ReadError::Late { limit_ms: 100 });
+    for events in [one, two] {
+        assert_eq!([next(&events).result, next(&events).result], [late, late]);
+    }
+    assert_eq!(target.audit().free, 4);
 }

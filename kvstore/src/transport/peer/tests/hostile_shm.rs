@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{self, MemfdFlags};
-use shared::{Descriptor, RegionId, SlotIndex, SlotMemory};
+use shared::{Descriptor, RegionId, RequestContext, SlotIndex, SlotMemory};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 
@@ -85,7 +85,7 @@ fn results(lie: Lie, config: PeerTransportConfig) -> [Result<(), ReadError>; 2] 
     let sources = [0, 1].map(|number| store(&source, number).descriptor());
     let target = pool(2, 2);
     let (sink, events) = answers();
-    let _ticket = near.transport.read(requests(&sources, &target), sink);
+    let _ticket = near.transport.read(RequestContext::NONE, requests(&sources, &target), sink);
     let results = [next(&events).result, next(&events).result];
     assert!(events.recv().is_err(), "the sink is gone");
     assert_eq!(target.audit().free, 2);
@@ -204,7 +204,12 @@ impl Reader {
     }
 
     fn turn(&mut self, copied: &[bool], wanted: &[Descriptor]) -> Option<Opened> {
-        let turn = Turn { region: RegionId(1), copied: copied.to_vec(), wanted: wanted.to_vec() };
+        let turn = Turn {
+            context: RequestContext::NONE,
+            region: RegionId(1),
+            copied: copied.to_vec(),
+            wanted: wanted.to_vec(),
+        };
         self.say(&turn.encode())
     }
 
@@ -308,7 +313,7 @@ fn a_cancelled_read_releases_what_the_owner_held() {
     let sources: Vec<_> = (0..40).map(|number| store(&source.pool, number).descriptor()).collect();
     let target = pool(2, 40);
     let (sink, events, gate) = gated();
-    let ticket = rig.near.transport.read(requests(&sources, &target), sink);
+    let ticket = rig.near.transport.read(RequestContext::NONE, requests(&sources, &target), sink);
     assert_eq!(next(&events).result, Ok(()));
     assert_eq!(source.pool.available(), 32, "the second group is open already");
     drop(ticket);

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use shared::{Descriptor, ManualClock, RegionId};
+use shared::{Descriptor, ManualClock, RegionId, RequestContext};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -215,7 +215,7 @@ pub(super) fn result(
     target: &Pool,
 ) -> Result<(), ReadError> {
     let (sink, events) = answers();
-    let _ticket = transport.read(requests(&[source], target), sink);
+    let _ticket = transport.read(RequestContext::NONE, requests(&[source], target), sink);
     next(&events).result
 }
 

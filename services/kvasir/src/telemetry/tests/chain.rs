@@ -3,11 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvstore::{
+    HostMemory, NoStore, Pool, PoolConfig, ReadDone, ReadError, ReadRequest, Seal, SealedSlot,
+    Transport,
+};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use shared::{
-    Decode, DecodeDirectory, DecodeEvent, FinishReason, Flow, ManualClock, PrefillEvent, RequestId,
-    ServeError, StartReport, TokenId, TraceContext, WindowSource, WorkerRank,
+    BlockName, Decode, DecodeDirectory, DecodeEvent, FinishReason, Flow, ManualClock, ObjectKind,
+    PrefillEvent, RegionId, RequestContext, RequestId, ServeError, Sink, StartReport, Ticket, Tier,
+    TokenId, TraceContext, WindowSource, WorkerRank,
 };
 
 use super::collector::Collector;
@@ -104,6 +109,67 @@ async fn a_request_is_one_trace_through_its_legs() {
     let expected = [("kvasir.from", "128"), ("kvasir.to", "256"), ("kvasir.blocks", "0")];
     for (key, value) in expected {
         assert_eq!(said(&prefilled.attributes, key), value, "{key}");
+    }
+}
+
+/// A transport that answers at once: the first object arrived, the others did not.
+struct FirstOnly;
+
+impl Transport for FirstOnly {
+    fn read(
+        &self,
+        context: RequestContext,
+        reads: Vec<ReadRequest>,
+        mut sink: Box<dyn Sink<ReadDone>>,
+    ) -> Ticket {
+        assert_ne!(context.trace.span, CLIENT.span, "the read's own span goes to the owner");
+        for (index, ReadRequest { source, target }) in reads.into_iter().enumerate() {
+            let result = if index == 0 { Ok(()) } else { Err(ReadError::Stale) };
+            assert_eq!(sink.emit(ReadDone { source, target, result }), Flow::Open);
+        }
+        Ticket::empty()
+    }
+}
+
+#[tokio::test]
+async fn lookups_offers_and_reads_are_legs_of_the_same_trace() {
+    let mut collector = Collector::start(&[]).await;
+    let clock = Arc::new(ManualClock::new());
+    let telemetry = process(&config(collector.endpoint()), "kvstore", &clock);
+    let store = telemetry.store(Arc::new(NoStore), WORKER);
+    let transport = telemetry.transport(Arc::new(FirstOnly), WORKER);
+    let context = RequestContext { id: RequestId(7), trace: CLIENT };
+    let (kind, tier) = (ObjectKind::Block, Tier::Host);
+    let memory = Arc::new(HostMemory::with_slots(4, 64).unwrap());
+    let pool = Pool::new(PoolConfig { region: RegionId::of(WORKER, kind), kind, tier }, memory);
+    let seal = |(number, slot)| {
+        pool.seal(slot, Seal { name: BlockName([number; 16]), exact: true, bytes: 64 })
+    };
+    let objects: Vec<SealedSlot> = (1..).zip(pool.reserve(2).unwrap()).map(seal).collect();
+    let keys = objects.iter().map(|slot| slot.descriptor().key).collect();
+    let sources: Vec<_> = objects.iter().map(SealedSlot::descriptor).collect();
+    let reads = sources.iter().zip(pool.reserve(2).unwrap());
+    let reads = reads.map(|(source, target)| ReadRequest { source: *source, target }).collect();
+    let silent = RequestContext { trace: TraceContext { sampled: false, ..CLIENT }, ..context };
+    drop(store.locate(silent, Vec::new(), listener(Flow::Open)));
+    drop(store.locate(context, keys, listener(Flow::Open)));
+    drop(store.offer(context, sources, listener(Flow::Open)));
+    drop(transport.read(context, reads, listener(Flow::Open)));
+    let received = collector.spans(3).await;
+    let expected = [
+        ("lookup", "kvasir.keys", "0", "finished"),
+        ("offer", "kvasir.objects", "0", "finished"),
+        ("read", "kvasir.objects", "1", "failed"),
+    ];
+    for (received, (name, asked, done, outcome)) in received.iter().zip(expected) {
+        let span = &received.record;
+        assert_eq!(span.name, name);
+        assert_eq!(span.parent_span_id, CLIENT.span.to_be_bytes());
+        assert_eq!(span.trace_id, CLIENT.trace.to_be_bytes());
+        assert_eq!(said(&span.attributes, "kvasir.request_id"), RequestId(7).to_string());
+        assert_eq!(said(&span.attributes, asked), "2", "{name}");
+        assert_eq!(said(&span.attributes, "kvasir.objects_done"), done, "{name}");
+        assert_eq!(said(&span.attributes, "kvasir.outcome"), outcome, "{name}");
     }
 }
 

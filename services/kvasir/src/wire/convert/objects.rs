@@ -2,11 +2,12 @@
 
 use shared::{
     BlockName, Descriptor, Generation, Location, Numerics, ObjectKey, ObjectKind, RegionId,
-    SlotIndex,
+    RequestContext, SlotIndex,
 };
 
 use super::{
-    OBJECTS_MAX, WireError, bounded, bytes_16, bytes_32, required, text_from_wire, text_to_wire, v1,
+    OBJECTS_MAX, WireError, bounded, bytes_16, bytes_32, context_from_wire, required,
+    text_from_wire, text_to_wire, trace_to_wire, v1,
 };
 use crate::identity::{MemberIdentity, MemberRole};
 use crate::wire::Facts;
@@ -70,26 +71,46 @@ impl TryFrom<v1::Descriptor> for Descriptor {
     }
 }
 
-pub(in crate::wire) fn locate_request_to_wire(keys: &[ObjectKey]) -> v1::LocateRequest {
-    v1::LocateRequest { keys: keys.iter().copied().map(Into::into).collect() }
+pub(in crate::wire) fn locate_request_to_wire(
+    context: RequestContext,
+    keys: &[ObjectKey],
+) -> v1::LocateRequest {
+    let RequestContext { id, trace } = context;
+    v1::LocateRequest {
+        keys: keys.iter().copied().map(Into::into).collect(),
+        id: id.0.to_be_bytes().to_vec(),
+        trace: trace_to_wire(trace),
+    }
 }
 
 pub(in crate::wire) fn locate_request_from_wire(
     message: v1::LocateRequest,
-) -> Result<Vec<ObjectKey>, WireError> {
+) -> Result<(RequestContext, Vec<ObjectKey>), WireError> {
+    let context = context_from_wire(&message.id, message.trace)?;
     bounded(message.keys.len(), OBJECTS_MAX, "keys")?;
-    message.keys.into_iter().map(TryInto::try_into).collect()
+    let keys = message.keys.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
+    Ok((context, keys))
 }
 
-pub(in crate::wire) fn offer_request_to_wire(objects: &[Descriptor]) -> v1::OfferRequest {
-    v1::OfferRequest { objects: objects.iter().copied().map(Into::into).collect() }
+pub(in crate::wire) fn offer_request_to_wire(
+    context: RequestContext,
+    objects: &[Descriptor],
+) -> v1::OfferRequest {
+    let RequestContext { id, trace } = context;
+    v1::OfferRequest {
+        objects: objects.iter().copied().map(Into::into).collect(),
+        id: id.0.to_be_bytes().to_vec(),
+        trace: trace_to_wire(trace),
+    }
 }
 
 pub(in crate::wire) fn offer_request_from_wire(
     message: v1::OfferRequest,
-) -> Result<Vec<Descriptor>, WireError> {
+) -> Result<(RequestContext, Vec<Descriptor>), WireError> {
+    let context = context_from_wire(&message.id, message.trace)?;
     bounded(message.objects.len(), OBJECTS_MAX, "objects")?;
-    message.objects.into_iter().map(TryInto::try_into).collect()
+    let objects = message.objects.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
+    Ok((context, objects))
 }
 
 impl From<&Facts> for v1::Facts {

@@ -8,9 +8,9 @@ use prost::Message;
 use shared::{
     BlockName, CacheChange, CacheEvent, DecodeEvent, DecodeRequest, Descriptor, DpRank,
     FinishReason, Generation, Lineage, LoadReport, LocateEvent, Location, ObjectKey, ObjectKind,
-    OfferEvent, OfferOutcome, PrefillEvent, PrefillRequest, RegionId, RequestId, Root, Sampling,
-    ServeError, SlotIndex, StartReport, Tier, Timestamp, TokenId, TraceContext, WindowSource,
-    WorkerEvent, WorkerId, WorkerRank,
+    OfferEvent, OfferOutcome, PrefillEvent, PrefillRequest, RegionId, RequestContext, RequestId,
+    Root, Sampling, ServeError, SlotIndex, StartReport, Tier, Timestamp, TokenId, TraceContext,
+    WindowSource, WorkerEvent, WorkerId, WorkerRank,
 };
 
 use super::{
@@ -215,12 +215,14 @@ fn errors_come_back_as_they_were() {
 
 #[test]
 fn lookups_offers_and_facts_come_back() {
+    let trace = TraceContext { trace: 3, span: 4, sampled: true };
+    let context = RequestContext { id: RequestId(2), trace };
     let keys = vec![key(ObjectKind::Block, 1), key(ObjectKind::Window, 2)];
-    let message = through(&locate_request_to_wire(&keys));
-    assert_eq!(locate_request_from_wire(message).unwrap(), keys);
+    let message = through(&locate_request_to_wire(context, &keys));
+    assert_eq!(locate_request_from_wire(message).unwrap(), (context, keys));
     let objects = vec![descriptor(ObjectKind::Block, 1), descriptor(ObjectKind::Window, 2)];
-    let message = through(&offer_request_to_wire(&objects));
-    assert_eq!(offer_request_from_wire(message).unwrap(), objects);
+    let message = through(&offer_request_to_wire(context, &objects));
+    assert_eq!(offer_request_from_wire(message).unwrap(), (context, objects));
     let ours = facts("kvstore-3");
     assert_eq!(Facts::try_from(through(&v1::Facts::from(&ours))).unwrap(), ours);
 }
@@ -413,8 +415,17 @@ fn malformed_member_messages_name_their_field() {
         spoil(&mut message);
         fault(Facts::try_from(message))
     };
-    let keys = v1::LocateRequest { keys: vec![v1::ObjectKey::default(); OBJECTS_MAX + 1] };
-    let objects = v1::OfferRequest { objects: vec![v1::Descriptor::default(); OBJECTS_MAX + 1] };
+    let id = vec![0; 16];
+    let keys = v1::LocateRequest {
+        keys: vec![v1::ObjectKey::default(); OBJECTS_MAX + 1],
+        id: id.clone(),
+        trace: None,
+    };
+    let objects = v1::OfferRequest {
+        objects: vec![v1::Descriptor::default(); OBJECTS_MAX + 1],
+        id,
+        trace: None,
+    };
     let cases = [
         (told(None), "event is missing"),
         (cache(Some(worker(1).into()), None), "cache.change is missing"),

@@ -187,9 +187,10 @@ impl v1::store_server::Store for StoreService {
         request: Request<v1::LocateRequest>,
     ) -> Result<Response<Self::LocateStream>, Status> {
         self.gate.admit(&request, Service::Store)?;
-        let keys =
+        let (context, keys) =
             locate_request_from_wire(request.into_inner()).map_err(|error| malformed(&error))?;
-        Ok(Response::new(event_stream(1, |sink| self.store.locate(keys, sink))))
+        tracing::debug!(request = %context.id, trace = %context.trace, keys = keys.len(), "lookup called");
+        Ok(Response::new(event_stream(1, |sink| self.store.locate(context, keys, sink))))
     }
 
     async fn offer(
@@ -197,9 +198,12 @@ impl v1::store_server::Store for StoreService {
         request: Request<v1::OfferRequest>,
     ) -> Result<Response<Self::OfferStream>, Status> {
         self.gate.admit(&request, Service::Store)?;
-        let objects =
+        let (context, objects) =
             offer_request_from_wire(request.into_inner()).map_err(|error| malformed(&error))?;
-        Ok(Response::new(event_stream(objects.len(), |sink| self.store.offer(objects, sink))))
+        tracing::debug!(request = %context.id, trace = %context.trace, objects = objects.len(), "offer called");
+        Ok(Response::new(event_stream(objects.len(), |sink| {
+            self.store.offer(context, objects, sink)
+        })))
     }
 }
 

@@ -8,8 +8,8 @@ use shared::{
 };
 
 use super::rig::{
-    Cluster, Server, decode_request, descriptor, listen, prefill_request, puppet, puppet_store,
-    ready, services, worker,
+    CONTEXT, Cluster, Server, decode_request, descriptor, listen, prefill_request, puppet,
+    puppet_store, ready, services, worker,
 };
 use crate::wire::{RemoteDecode, RemotePrefill, RemoteStore, Services};
 
@@ -165,9 +165,9 @@ async fn lookups_pin_and_offers_are_answered_one_by_one() {
 
     let keys = vec![descriptor(1).key, descriptor(2).key];
     let (sink, mut events) = listen();
-    let ticket = remote.locate(keys.clone(), sink);
+    let ticket = remote.locate(CONTEXT, keys.clone(), sink);
     let mut at_store = lookups.recv().await.unwrap();
-    assert_eq!(at_store.request, keys);
+    assert_eq!(at_store.request, (CONTEXT, keys));
     let found = LocateEvent { found: vec![None, Some(descriptor(2))] };
     assert_eq!(at_store.sink.emit(found.clone()), Flow::Open);
     drop(at_store.sink);
@@ -175,9 +175,9 @@ async fn lookups_pin_and_offers_are_answered_one_by_one() {
 
     let objects = vec![descriptor(1), descriptor(2), descriptor(3)];
     let (sink, mut answers) = listen();
-    let _offer = remote.offer(objects.clone(), sink);
+    let _offer = remote.offer(CONTEXT, objects.clone(), sink);
     let mut offered = offers.recv().await.unwrap();
-    assert_eq!(offered.request, objects);
+    assert_eq!(offered.request, (CONTEXT, objects));
     let answer = |name, outcome| OfferEvent { key: descriptor(name).key, outcome };
     for event in [answer(3, OfferOutcome::Stored), answer(1, OfferOutcome::AlreadyHeld)] {
         assert_eq!(offered.sink.emit(event), Flow::Open);

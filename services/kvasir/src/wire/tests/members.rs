@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use shared::{
     BlockName, BlockStore, CacheChange, CacheEvent, Decode, DecodeEvent, Flow, LocateEvent,
-    Numerics, Prefill, PrefillEvent, ServeError, Tier, WorkerEvent,
+    Numerics, Prefill, PrefillEvent, RequestContext, ServeError, Tier, WorkerEvent,
 };
 use tokio::sync::mpsc;
 use tonic::Code;
@@ -46,7 +46,11 @@ async fn a_call_that_the_role_does_not_allow_is_refused_with_both_names() {
     let _prefill = RemotePrefill::new(Arc::clone(&link)).submit(prefill_request(), sink);
     assert_eq!(events.recv().await, Some(PrefillEvent::Failed(text("Prefill"))));
     let (sink, mut events) = listen();
-    let _locate = RemoteStore::new(Arc::clone(&link)).locate(vec![descriptor(1).key], sink);
+    let _locate = RemoteStore::new(Arc::clone(&link)).locate(
+        RequestContext::NONE,
+        vec![descriptor(1).key],
+        sink,
+    );
     assert_eq!(events.recv().await, Some(LocateEvent { found: vec![None] }));
     let (sink, mut events) = listen();
     let _watch = watch(&link, sink);

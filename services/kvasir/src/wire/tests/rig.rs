@@ -8,8 +8,8 @@ use std::time::Duration;
 use shared::{
     BlockName, BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, DpRank, Flow,
     Generation, Lineage, LocateEvent, Location, ManualClock, Numerics, ObjectKey, ObjectKind,
-    OfferEvent, Prefill, PrefillEvent, PrefillRequest, RegionId, RequestId, Root, Sampling, Sink,
-    SlotIndex, Ticket, TokenId, TraceContext, WorkerId, WorkerRank,
+    OfferEvent, Prefill, PrefillEvent, PrefillRequest, RegionId, RequestContext, RequestId, Root,
+    Sampling, Sink, SlotIndex, Ticket, TokenId, TraceContext, WorkerId, WorkerRank,
 };
 use tempfile::TempDir;
 use tokio::io::copy_bidirectional;
@@ -270,12 +270,12 @@ impl Prefill for Puppet<PrefillRequest, PrefillEvent> {
 
 /// A store whose lookups and offers both come to the test.
 pub(super) struct PuppetStore {
-    lookups: Arc<Puppet<Vec<ObjectKey>, LocateEvent>>,
-    offers: Arc<Puppet<Vec<Descriptor>, OfferEvent>>,
+    lookups: Arc<Puppet<(RequestContext, Vec<ObjectKey>), LocateEvent>>,
+    offers: Arc<Puppet<(RequestContext, Vec<Descriptor>), OfferEvent>>,
 }
 
-pub(super) type Lookups = Queue<Vec<ObjectKey>, LocateEvent>;
-pub(super) type Offers = Queue<Vec<Descriptor>, OfferEvent>;
+pub(super) type Lookups = Queue<(RequestContext, Vec<ObjectKey>), LocateEvent>;
+pub(super) type Offers = Queue<(RequestContext, Vec<Descriptor>), OfferEvent>;
 
 pub(super) fn puppet_store() -> (Arc<PuppetStore>, Lookups, Offers) {
     let (lookups, looked_up) = puppet();
@@ -284,14 +284,28 @@ pub(super) fn puppet_store() -> (Arc<PuppetStore>, Lookups, Offers) {
 }
 
 impl BlockStore for PuppetStore {
-    fn locate(&self, keys: Vec<ObjectKey>, sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
-        self.lookups.take(keys, sink)
+    fn locate(
+        &self,
+        context: RequestContext,
+        keys: Vec<ObjectKey>,
+        sink: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket {
+        self.lookups.take((context, keys), sink)
     }
 
-    fn offer(&self, objects: Vec<Descriptor>, sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
-        self.offers.take(objects, sink)
+    fn offer(
+        &self,
+        context: RequestContext,
+        objects: Vec<Descriptor>,
+        sink: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket {
+        self.offers.take((context, objects), sink)
     }
 }
+
+/// On whose behalf stores are asked.
+pub(super) const CONTEXT: RequestContext =
+    RequestContext { id: RequestId(7), trace: TraceContext { trace: 8, span: 9, sampled: true } };
 
 /// A sink whose events come to the test; the queue ends when the sink is dropped.
 pub(super) fn listen<E: Send + 'static>() -> (Box<dyn Sink<E>>, mpsc::UnboundedReceiver<E>) {

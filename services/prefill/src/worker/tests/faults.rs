@@ -7,7 +7,8 @@ use std::time::Duration;
 use kvstore::{ReadDone, ReadError, ReadRequest, Transport};
 use shared::{
     BlockStore, Descriptor, Flow, Generation, Lineage, LocateEvent, Location, ObjectKey,
-    OfferEvent, PrefillEvent, RegionId, ServeError, Sink, SlotIndex, Ticket, WindowSource,
+    OfferEvent, PrefillEvent, RegionId, RequestContext, ServeError, Sink, SlotIndex, Ticket,
+    WindowSource,
 };
 
 use super::harness::{CONFIG, Running, Setup, ids, reference, until};
@@ -19,7 +20,12 @@ struct Lossy {
 }
 
 impl Transport for Lossy {
-    fn read(&self, reads: Vec<ReadRequest>, mut sink: Box<dyn Sink<ReadDone>>) -> Ticket {
+    fn read(
+        &self,
+        context: RequestContext,
+        reads: Vec<ReadRequest>,
+        mut sink: Box<dyn Sink<ReadDone>>,
+    ) -> Ticket {
         let mut count = 0;
         let spoil = move |mut done: ReadDone| {
             count += 1;
@@ -28,7 +34,7 @@ impl Transport for Lossy {
             }
             sink.emit(done)
         };
-        self.inner.read(reads, Box::new(spoil))
+        self.inner.read(context, reads, Box::new(spoil))
     }
 }
 
@@ -52,7 +58,12 @@ fn what_cannot_be_read_is_computed() {
 struct Liar;
 
 impl Transport for Liar {
-    fn read(&self, reads: Vec<ReadRequest>, mut sink: Box<dyn Sink<ReadDone>>) -> Ticket {
+    fn read(
+        &self,
+        _: RequestContext,
+        reads: Vec<ReadRequest>,
+        mut sink: Box<dyn Sink<ReadDone>>,
+    ) -> Ticket {
         for ReadRequest { source, mut target } in reads {
             target.write(&mut |bytes| bytes.fill(7));
             if sink.emit(ReadDone { source, target, result: Ok(()) }) == Flow::Closed {
@@ -81,7 +92,12 @@ fn damaged_bytes_are_never_used() {
 struct Stuck;
 
 impl Transport for Stuck {
-    fn read(&self, reads: Vec<ReadRequest>, mut sink: Box<dyn Sink<ReadDone>>) -> Ticket {
+    fn read(
+        &self,
+        _: RequestContext,
+        reads: Vec<ReadRequest>,
+        mut sink: Box<dyn Sink<ReadDone>>,
+    ) -> Ticket {
         Ticket::new(move || {
             for ReadRequest { source, target } in reads {
                 let done = ReadDone { source, target, result: Err(ReadError::Closed) };
@@ -143,12 +159,22 @@ struct Silent {
 }
 
 impl BlockStore for Silent {
-    fn locate(&self, _: Vec<ObjectKey>, sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+    fn locate(
+        &self,
+        _: RequestContext,
+        _: Vec<ObjectKey>,
+        sink: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket {
         self.kept.lock().push(sink);
         Ticket::empty()
     }
 
-    fn offer(&self, objects: Vec<Descriptor>, sink: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(
+        &self,
+        _: RequestContext,
+        objects: Vec<Descriptor>,
+        sink: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket {
         self.offered.fetch_add(objects.len(), Ordering::SeqCst);
         if self.keep_offers.load(Ordering::SeqCst) {
             self.offers.lock().push(sink);
@@ -241,7 +267,12 @@ struct Confused {
 }
 
 impl BlockStore for Confused {
-    fn locate(&self, mut keys: Vec<ObjectKey>, mut sink: Box<dyn Sink<LocateEvent>>) -> Ticket {
+    fn locate(
+        &self,
+        _: RequestContext,
+        mut keys: Vec<ObjectKey>,
+        mut sink: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket {
         keys.rotate_left(1);
         if self.short {
             keys.rotate_right(1);
@@ -255,7 +286,7 @@ impl BlockStore for Confused {
         Ticket::empty()
     }
 
-    fn offer(&self, _: Vec<Descriptor>, _: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(&self, _: RequestContext, _: Vec<Descriptor>, _: Box<dyn Sink<OfferEvent>>) -> Ticket {
         Ticket::empty()
     }
 }
@@ -279,11 +310,16 @@ fn answers_to_another_question_are_not_read() {
 struct Panicking;
 
 impl BlockStore for Panicking {
-    fn locate(&self, _: Vec<ObjectKey>, _: Box<dyn Sink<LocateEvent>>) -> Ticket {
+    fn locate(
+        &self,
+        _: RequestContext,
+        _: Vec<ObjectKey>,
+        _: Box<dyn Sink<LocateEvent>>,
+    ) -> Ticket {
         panic!("this store panics on purpose");
     }
 
-    fn offer(&self, _: Vec<Descriptor>, _: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(&self, _: RequestContext, _: Vec<Descriptor>, _: Box<dyn Sink<OfferEvent>>) -> Ticket {
         Ticket::empty()
     }
 }
