@@ -3,20 +3,21 @@
 //! Blocks are queued for writing without waiting and written by one thread; reads are queued and done by a few. The index
 //! of names lies in memory and is rebuilt from the files at every start. Window objects never come here.
 //!
-//! What it is not: there is no direct I/O, no retention and no index on disk yet; the files ([`format`]) are made for
-//! them. It makes no decision about what is worth keeping: what is queued is written, oldest segments leave first.
+//! What it is not: there is no direct I/O and no index on disk yet; the files ([`format`]) are made for them.
 //!
 //! Invariants: a name is written once as long as its copy is found; a read returns the bytes that were sealed under the
 //! name or an error, whatever happened to the files; a crash costs at most what was not synced; all files together stay
-//! below `bytes_max`; one process has the folder; every queue is bounded and full means dropped and counted.
+//! below `bytes_max`; what was admitted stays for its retention (`disk/retention.rs`); one process has the folder; every
+//! queue is bounded and full means dropped and counted.
 //!
-//! Start reading at [`format`], then `disk/writer.rs`.
+//! Start reading at [`format`], then `disk/writer.rs`, then `disk/retention.rs`.
 
 mod config;
 mod format;
 mod index;
 mod reader;
 mod recover;
+mod retention;
 mod segment;
 mod stats;
 mod writer;
@@ -37,14 +38,16 @@ use parking_lot::Mutex;
 use shared::{BlockName, CacheChange, Clock, Numerics};
 
 pub use config::{DiskConfig, DiskError};
+pub use retention::{PlanError, PlanVerdict, RetentionPlan, RetentionQuery, plan_retention};
 pub use stats::DiskStats;
 
 pub(crate) use reader::{DiskRead, DiskReadDone};
 
 use crate::pool::SealedSlot;
 use format::Identity;
-use index::{QueueBounds, Refused, State};
+use index::{Candidate, QueueBounds, Refused, State};
 use reader::Job;
+use retention::{Retention, Reuse};
 use stats::{Counters, WriteDrop};
 use writer::{Command, Queued, Writer};
 
@@ -104,9 +107,11 @@ impl DiskTier {
         config.check(wiring.block_bytes)?;
         let numerics = DiskError::Numerics { found: wiring.numerics.0.len() };
         let identity = Identity::new(wiring.layout, &wiring.numerics).ok_or(numerics)?;
+        let block_bytes = u32::try_from(wiring.block_bytes).expect("the check refuses more");
+        let retention = Retention::new(config.limits(block_bytes)?);
         let lock = lock(config)?;
         let counters = Counters::default();
-        let recovered = recover::recover(config, identity, &counters)?;
+        let recovered = recover::recover(config, identity, retention, &counters)?;
         let shared = Arc::new(Shared {
             config: config.clone(),
             identity,
@@ -123,13 +128,15 @@ impl DiskTier {
             .active
             .as_ref()
             .map_or(0, |active| config.segment_bytes.saturating_sub(active.bytes()));
-        shared.shrink(config.bytes_max.saturating_sub(rest), spared).map_err(|source| {
+        let bytes_max = config.bytes_max.saturating_sub(rest);
+        shared.expire().and_then(|()| shared.shrink(bytes_max, spared)).map_err(|source| {
             DiskError::File {
                 what: "remove the oldest segment of",
                 path: config.folder.clone(),
                 source,
             }
         })?;
+        shared.state.lock().restart_budget(shared.clock.unix_seconds());
         let (alive, ended) = bounded(0);
         // One place per queued block, and some for those who wait for a flush.
         let (writes, commands) = bounded(config.queue_objects_max + 16);
@@ -173,8 +180,8 @@ impl DiskTier {
     /// What the tier holds and did since it started.
     #[must_use]
     pub fn stats(&self) -> DiskStats {
-        let Shared { config, counters, state, .. } = &*self.shared;
-        counters.snapshot(&state.lock(), config.bytes_max)
+        let Shared { config, counters, state, clock, .. } = &*self.shared;
+        counters.snapshot(&state.lock(), config.bytes_max, clock.unix_seconds())
     }
 
     /// How the set of blocks on disk changed since the last call; after the start, what was found. For one consumer.
@@ -221,12 +228,31 @@ impl DiskTier {
                 }
             }
         }
+        self.shared.state.lock().restart_budget(self.shared.clock.unix_seconds());
         evicted
     }
 
-    /// Queues a block to be written, unless it is on disk or queued, or at least `waiting_max` are waiting. Never waits;
-    /// what is not taken is counted.
+    /// Queues a block to be written, unless it is on disk or queued, or at least `waiting_max` are waiting, or the write
+    /// budget has nothing left for it. Never waits; what is not taken is counted.
     pub(crate) fn store(&self, block: SealedSlot, waiting_max: usize) {
+        self.queue(block, Reuse::Unknown, waiting_max);
+    }
+
+    /// The same for a block that was asked for again: it may take more of the budget, and one that is on disk is written
+    /// again when its retention ends soon.
+    pub(crate) fn keep(&self, block: SealedSlot, waiting_max: usize) {
+        self.queue(block, Reuse::Expected, waiting_max);
+    }
+
+    /// Of blocks that were found, those that [`DiskTier::keep`] would take: not on disk, or not for long. One answer per
+    /// name.
+    pub(crate) fn wants(&self, names: impl Iterator<Item = BlockName>) -> Vec<bool> {
+        let now = self.shared.clock.unix_seconds();
+        let state = self.shared.state.lock();
+        names.map(|name| state.wants(name, now)).collect()
+    }
+
+    fn queue(&self, block: SealedSlot, reuse: Reuse, waiting_max: usize) {
         let source = block.descriptor();
         let config = &self.shared.config;
         let bounds = QueueBounds {
@@ -237,11 +263,14 @@ impl DiskTier {
         let (name, bytes) = (source.key.name, source.bytes);
         let epoch = {
             let mut state = self.shared.state.lock();
-            state.admit(name, bytes, bounds, now).map(|()| state.epoch)
+            let unix_seconds = self.shared.clock.unix_seconds();
+            let candidate = Candidate { name, bytes, reuse, unix_seconds };
+            state.admit(candidate, bounds, now).map(|()| state.epoch)
         };
         let epoch = match epoch {
             Ok(epoch) => epoch,
             Err(Refused::Known) => return,
+            Err(Refused::Budget) => return self.shared.counters.over_budget(bytes),
             Err(Refused::Full) => return self.shared.counters.dropped(WriteDrop::Queue),
             Err(Refused::Suspended) => return self.shared.counters.dropped(WriteDrop::Error),
         };

@@ -25,7 +25,10 @@ mod sys;
 mod testing;
 
 pub use block_checks::check_names;
-pub use disk::{DiskConfig, DiskError, DiskStats, DiskTier, DiskWiring};
+pub use disk::{
+    DiskConfig, DiskError, DiskStats, DiskTier, DiskWiring, PlanError, PlanVerdict, RetentionPlan,
+    RetentionQuery, plan_retention,
+};
 pub use host::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore};
 pub use memory::{HostMemory, MemoryError, SharedMemory};
 pub use planner::{

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use super::format::{NUMERICS_BYTES_MAX, PAGE, record_bytes, seal_bytes, wide};
+use super::retention::Limits;
 
 /// Segments a store may have: each costs a file and an entry in a table, and is visited at the start.
 const SEGMENTS_MAX: u64 = 65_536;
@@ -15,13 +16,16 @@ pub struct DiskConfig {
     /// The folder of the segment files. Made when it is missing; one store at a time has it. Nothing else should lie in
     /// it, what does is left alone.
     pub folder: PathBuf,
-    /// Bytes of all segment files together. Range: two segments to 65,536 segments. Default: 16 GiB, which for the Flash
-    /// layout is 150,000 blocks or 19 million tokens: fits most laptops, small beside a server's drive. When it is
-    /// reached the oldest segment leaves as a whole.
+    /// Bytes of all segment files together. Range: two segments and room for 16 blocks, to 65,536 segments. Default: 16 GiB, which for the Flash
+    /// layout is 150,000 blocks or 19 million tokens: fits most laptops, small beside a server's drive. With
+    /// `retention_s` it makes the write budget; `kvstore::plan_retention` says how many new tokens a second that is.
     pub bytes_max: u64,
     /// Bytes of one segment file. Range: 64 KiB to 16 GiB, a multiple of 4,096, with room for one block. Default:
     /// 256 MiB, 2,337 Flash blocks: large enough that files are few, small enough that what leaves at once is little.
     pub segment_bytes: u64,
+    /// How long a block that was admitted can be read, in seconds. Range: 1 to 31,536,000, a year. Default: 259,200, which
+    /// is 72 hours. Half of it is twice the budget: what exceeds the budget is not written.
+    pub retention_s: u64,
     /// Blocks that may wait to be written. Range: 1 to 65,536. Default: 1,024. A waiting block pins a slot of host
     /// memory, so a host tier lets at most half of its slots wait, whatever is set here. What overflows is not written.
     pub queue_objects_max: usize,
@@ -53,6 +57,7 @@ impl DiskConfig {
             folder,
             bytes_max: 16 << 30,
             segment_bytes: 256 << 20,
+            retention_s: 72 * 3_600,
             queue_objects_max: 1_024,
             queue_bytes_max: 256 << 20,
             sync_ms: 1_000,
@@ -78,13 +83,14 @@ impl DiskConfig {
             return Err(refused("segment_bytes", self.segment_bytes, expected));
         }
         let wait = 1..=60_000;
-        let settings: [(&'static str, u64, RangeInclusive<u64>, &'static str); 8] = [
+        let settings: [(&'static str, u64, RangeInclusive<u64>, &'static str); 9] = [
             (
                 "bytes_max",
                 self.bytes_max,
                 2 * self.segment_bytes..=SEGMENTS_MAX * self.segment_bytes,
                 "2 to 65,536 times segment_bytes",
             ),
+            ("retention_s", self.retention_s, 1..=31_536_000, "1 to 31,536,000"),
             ("queue_objects_max", wide(self.queue_objects_max), 1..=65_536, "1 to 65,536"),
             (
                 "queue_bytes_max",
@@ -103,7 +109,14 @@ impl DiskConfig {
                 return Err(refused(field, found, expected));
             }
         }
-        Ok(())
+        self.limits(block_bytes).map(|_| ())
+    }
+
+    /// The numbers of the retention contract.
+    pub(super) fn limits(&self, block_bytes: u32) -> Result<Limits, DiskError> {
+        Limits::new(self.bytes_max, self.segment_bytes, block_bytes, self.retention_s).ok_or_else(
+            || refused("bytes_max", self.bytes_max, "room for two segments and 16 blocks"),
+        )
     }
 }
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use shared::{BlockName, CacheChange, Tier, Timestamp};
 
 use super::format::{RecordHeader, wide};
+use super::retention::{Retention, Reuse};
 
 /// Where the copy of a block lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,7 @@ pub(super) struct Entry {
     pub(super) page: u32,
     pub(super) bytes: u32,
     pub(super) checksum: u32,
+    pub(super) written_unix_seconds: u64,
     pub(super) exact: bool,
 }
 
@@ -25,6 +27,7 @@ impl From<&RecordHeader> for Entry {
             page: record.page,
             bytes: record.bytes,
             checksum: record.checksum,
+            written_unix_seconds: record.written_unix_seconds,
             exact: record.exact,
         }
     }
@@ -37,6 +40,8 @@ pub(super) struct Segment {
     pub(super) bytes: u64,
     /// What was written to it; the index says whether it still is the copy that counts.
     pub(super) names: Vec<BlockName>,
+    /// When it was last written to; when it was made, as long as it is empty.
+    pub(super) newest_unix_seconds: u64,
     /// Of another layout, numerics or version: its names are unknown, its bytes count.
     pub(super) foreign: bool,
 }
@@ -44,12 +49,23 @@ pub(super) struct Segment {
 /// Why a block was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// On disk, or waiting for it.
+    /// On disk for a while, or waiting for it.
     Known,
+    /// The write budget has nothing left for it.
+    Budget,
     /// The queue is full.
     Full,
     /// Writing is suspended after an error.
     Suspended,
+}
+
+/// A block that wants to be written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    pub(super) name: BlockName,
+    pub(super) bytes: u32,
+    pub(super) reuse: Reuse,
+    pub(super) unix_seconds: u64,
 }
 
 /// How much may wait.
@@ -60,8 +76,9 @@ pub(super) struct QueueBounds {
 }
 
 /// The whole state. Bounded by the bytes on disk (at least a page per entry) and by the queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct State {
+    pub(super) retention: Retention,
     entries: HashMap<BlockName, Entry>,
     segments: BTreeMap<u64, Segment>,
     changes: Changes,
@@ -78,6 +95,21 @@ pub(super) struct State {
 }
 
 impl State {
+    pub(super) fn new(retention: Retention) -> Self {
+        Self {
+            retention,
+            entries: HashMap::new(),
+            segments: BTreeMap::new(),
+            changes: Changes::default(),
+            queued: HashSet::new(),
+            queued_bytes: 0,
+            payload_bytes: 0,
+            file_bytes: 0,
+            epoch: 0,
+            suspended_until: None,
+        }
+    }
+
     pub(super) fn find(&self, name: BlockName) -> Option<Entry> {
         self.entries.get(&name).copied()
     }
@@ -103,15 +135,24 @@ impl State {
         (self.queued.len(), self.queued_bytes)
     }
 
+    /// Whether a block that is expected to be used again lacks a copy on disk that lasts.
+    pub(super) fn wants(&self, name: BlockName, unix_seconds: u64) -> bool {
+        let lasts = self.entries.get(&name).is_some_and(|entry| {
+            !self.retention.limits().is_ending(entry.written_unix_seconds, unix_seconds)
+        });
+        !lasts && !self.queued.contains(&name)
+    }
+
     /// Takes a place in the queue.
     pub(super) fn admit(
         &mut self,
-        name: BlockName,
-        bytes: u32,
+        candidate: Candidate,
         bounds: QueueBounds,
         now: Timestamp,
     ) -> Result<(), Refused> {
-        if self.entries.contains_key(&name) || self.queued.contains(&name) {
+        let Candidate { name, bytes, reuse, unix_seconds } = candidate;
+        let held = reuse == Reuse::Unknown && self.entries.contains_key(&name);
+        if held || !self.wants(name, unix_seconds) {
             return Err(Refused::Known);
         }
         if self.suspended_until.is_some_and(|until| now < until) {
@@ -120,6 +161,9 @@ impl State {
         let bytes = u64::from(bytes);
         if bounds.objects <= self.queued.len() || bounds.bytes < self.queued_bytes + bytes {
             return Err(Refused::Full);
+        }
+        if !self.retention.admits(name, reuse, self.queued.len(), unix_seconds) {
+            return Err(Refused::Budget);
         }
         self.queued.insert(name);
         self.queued_bytes += bytes;
@@ -153,6 +197,7 @@ impl State {
             return false;
         };
         segment.names.push(record.name);
+        segment.newest_unix_seconds = segment.newest_unix_seconds.max(record.written_unix_seconds);
         let grown = record.end().saturating_sub(segment.bytes);
         self.file_bytes += grown;
         segment.bytes += grown;
@@ -192,6 +237,42 @@ impl State {
             }
         }
         held - self.entries.len()
+    }
+
+    /// A segment whose retention is over. A write from the future counts as written now.
+    pub(super) fn expired(&mut self, unix_seconds: u64) -> Option<u64> {
+        for (number, segment) in &mut self.segments {
+            segment.newest_unix_seconds = segment.newest_unix_seconds.min(unix_seconds);
+            if self.retention.limits().is_over(segment.newest_unix_seconds, unix_seconds) {
+                return Some(*number);
+            }
+        }
+        None
+    }
+
+    /// The oldest segment of another layout: it makes room for ours.
+    pub(super) fn oldest_foreign(&self) -> Option<u64> {
+        let mut segments = self.segments.iter();
+        segments.find_map(|(number, segment)| segment.foreign.then_some(*number))
+    }
+
+    /// Blocks that would leave with a segment before their retention is over.
+    pub(super) fn early_blocks(&self, number: u64, unix_seconds: u64) -> usize {
+        let names = self.segments.get(&number).map_or(&[][..], |segment| &segment.names);
+        let entries = names.iter().filter_map(|name| Some((name, self.entries.get(name)?)));
+        let early = entries.filter(|(_, entry)| {
+            let written = entry.written_unix_seconds;
+            entry.segment == number && !self.retention.limits().is_over(written, unix_seconds)
+        });
+        // A name can stand twice in a segment: its copy was damaged, or its retention short.
+        early.map(|(name, _)| *name).collect::<HashSet<_>>().len()
+    }
+
+    /// Fills the budget anew from what is on disk.
+    pub(super) fn restart_budget(&mut self, unix_seconds: u64) {
+        let ours = self.segments.values().filter(|segment| !segment.foreign);
+        let written = ours.map(|segment| (segment.names.len(), segment.newest_unix_seconds));
+        self.retention.restart(written, unix_seconds);
     }
 
     pub(super) fn drain_changes(&mut self) -> Vec<CacheChange> {

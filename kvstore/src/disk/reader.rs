@@ -81,6 +81,10 @@ fn read(
 ) -> Result<DiskFound, DiskReadError> {
     let entry = shared.state.lock().find(name).ok_or(DiskReadError::Gone)?;
     let result = read_entry(shared, name, &entry, target, open);
+    if result.is_ok() {
+        let now = shared.clock.unix_seconds();
+        shared.counters.read_at_age(now.saturating_sub(entry.written_unix_seconds));
+    }
     if let Err(error) = result
         && error != DiskReadError::Unopened
         && shared.state.lock().forget(name, &entry)

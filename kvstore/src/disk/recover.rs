@@ -3,16 +3,18 @@
 //! A sealed segment costs one read of its table. A segment without a seal is walked with its payloads; in the ordinary
 //! case that is the last one only, whose torn tail is cut off and which is then written on. Segments of another layout,
 //! other numerics or another version are left alone: an older program may come back for them. Their bytes count against
-//! the bound, and they leave in the order of their numbers like all others. Files with other names are not looked at;
-//! one of ours that is shorter than a header was never begun and is removed.
+//! the bound, and they leave by the age of their last change, earlier when ours need room. Files with other names are not
+//! looked at; one of ours that is shorter than a header was never begun and is removed.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::config::{DiskConfig, DiskError};
 use super::format::{Identity, RecordHeader, SegmentHeader};
 use super::index::{Segment, State};
+use super::retention::Retention;
 use super::segment::{self, OpenSegment, Walk};
 use super::stats::Counters;
 
@@ -30,7 +32,7 @@ enum Loaded {
     /// It ends within its first page: the program was stopped while making it.
     Unborn,
     /// It is not to be read.
-    Foreign { reason: String, bytes: u64 },
+    Foreign { reason: String, bytes: u64, changed_unix_seconds: u64 },
     /// It is complete.
     Sealed { records: Vec<RecordHeader>, bytes: u64 },
     /// It has no seal.
@@ -41,26 +43,33 @@ enum Loaded {
 pub(super) fn recover(
     config: &DiskConfig,
     identity: Identity,
+    retention: Retention,
     counters: &Counters,
 ) -> Result<Recovered, DiskError> {
     let folder = &config.folder;
     let failed = |what| move |source| DiskError::File { what, path: folder.clone(), source };
     let numbers = segment_numbers(folder).map_err(failed("list"))?;
-    let mut state = State::default();
+    let mut state = State::new(retention);
     let mut active = None;
     let mut foreign: Option<(u64, String)> = None;
     for number in &numbers {
-        let loaded = load(folder, *number, identity).unwrap_or_else(|error| Loaded::Foreign {
-            reason: format!("it cannot be read: {error}"),
-            bytes: file_bytes(folder, *number),
+        let loaded = load(folder, *number, identity).unwrap_or_else(|error| {
+            let reason = format!("it cannot be read: {error}");
+            foreign_file(reason, fs::metadata(segment::path(folder, *number)).ok().as_ref())
         });
         match loaded {
             Loaded::Unborn => {
                 fs::remove_file(segment::path(folder, *number)).map_err(failed("clean up"))?;
             }
-            Loaded::Foreign { reason, bytes } => {
+            Loaded::Foreign { reason, bytes, changed_unix_seconds } => {
                 foreign.get_or_insert((*number, reason));
-                state.add_segment(*number, Segment { bytes, foreign: true, names: Vec::new() });
+                let segment = Segment {
+                    bytes,
+                    names: Vec::new(),
+                    newest_unix_seconds: changed_unix_seconds,
+                    foreign: true,
+                };
+                state.add_segment(*number, segment);
             }
             Loaded::Sealed { records, bytes } => enter(&mut state, *number, bytes, &records),
             Loaded::Open { file, walk, bytes } => {
@@ -115,11 +124,12 @@ fn segment_numbers(folder: &Path) -> io::Result<Vec<u64>> {
 
 fn load(folder: &Path, number: u64, identity: Identity) -> io::Result<Loaded> {
     let file = OpenOptions::new().read(true).write(true).open(segment::path(folder, number))?;
-    let bytes = file.metadata()?.len();
+    let metadata = file.metadata()?;
+    let bytes = metadata.len();
     let Some(header) = segment::read_header(&file)? else {
         return Ok(Loaded::Unborn);
     };
-    let foreign = |reason| Ok(Loaded::Foreign { reason, bytes });
+    let foreign = |reason| Ok(foreign_file(reason, Some(&metadata)));
     match SegmentHeader::decode(&header) {
         Err(error) => return foreign(error.to_string()),
         Ok(header) if header.number != number => {
@@ -136,7 +146,12 @@ fn load(folder: &Path, number: u64, identity: Identity) -> io::Result<Loaded> {
     })
 }
 
-/// The size of a file that could not be read, as far as it can be told.
-fn file_bytes(folder: &Path, number: u64) -> u64 {
-    fs::metadata(segment::path(folder, number)).map_or(0, |metadata| metadata.len())
+/// A file that is left alone: its age is that of its last change, as far as it can be told.
+fn foreign_file(reason: String, metadata: Option<&Metadata>) -> Loaded {
+    let changed = metadata.and_then(|metadata| u64::try_from(metadata.mtime()).ok());
+    Loaded::Foreign {
+        reason,
+        bytes: metadata.map_or(0, Metadata::len),
+        changed_unix_seconds: changed.unwrap_or(u64::MAX),
+    }
 }

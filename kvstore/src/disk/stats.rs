@@ -20,14 +20,36 @@ pub struct DiskStats {
     pub segments: u64,
     /// Segment files of another layout, other numerics or another version: not read, removed when space is needed.
     pub segments_foreign: u64,
-    /// Segments that were removed to make room.
+    /// Segments that were removed to make room before they had to leave: those of other layouts, and those of a store
+    /// whose disk was made smaller.
     pub segments_dropped: u64,
     /// Blocks that left with them.
     pub objects_dropped: u64,
+    /// Segments that left because their newest write was older than the retention.
+    pub segments_expired: u64,
+    /// Blocks that left with them; those that were written again lie elsewhere and are not counted.
+    pub objects_expired: u64,
+    /// Blocks that left to make room before their retention was over. Always 0 unless `bytes_max` was made smaller, or
+    /// `segment_bytes` larger. Damage and evictions are not counted here.
+    pub retention_violations: u64,
     /// Blocks written.
     pub written: u64,
     /// Payload bytes of those.
     pub written_bytes: u64,
+    /// Of those blocks, the ones that were on disk already: hits late in their retention.
+    pub reput: u64,
+    /// Bytes that the write budget has now, and when it is full.
+    pub budget_bytes: u64,
+    /// See above.
+    pub budget_bytes_max: u64,
+    /// Bytes that the write budget gains in a whole retention.
+    pub budget_refill_bytes: u64,
+    /// Blocks not written because the write budget had nothing left for them; the same block counts each time.
+    pub dropped_budget: u64,
+    /// Payload bytes of those.
+    pub dropped_budget_bytes: u64,
+    /// Blocks read by their age: up to one hour, up to 24 hours, up to 72 hours, older.
+    pub read_by_age: [u64; 4],
     /// Blocks read and found intact.
     pub read: u64,
     /// Payload bytes of those.
@@ -62,10 +84,14 @@ pub struct DiskStats {
     pub suspended: u64,
 }
 
+/// The ends of the first three classes of ages, in seconds.
+const AGES_S: [u64; 3] = [3_600, 24 * 3_600, 72 * 3_600];
+
 /// Why a block was not written.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WriteDrop {
     Queue,
+    Budget,
     Error,
     Evicted,
     Corrupt,
@@ -96,7 +122,13 @@ pub(super) struct Counters {
     written_bytes: AtomicU64,
     read: AtomicU64,
     read_bytes: AtomicU64,
-    write_drops: [AtomicU64; 5],
+    write_drops: [AtomicU64; 6],
+    dropped_budget_bytes: AtomicU64,
+    reput: AtomicU64,
+    read_by_age: [AtomicU64; 4],
+    segments_expired: AtomicU64,
+    objects_expired: AtomicU64,
+    retention_violations: AtomicU64,
     corrupt: AtomicU64,
     read_gone: AtomicU64,
     read_errors: AtomicU64,
@@ -125,6 +157,26 @@ impl Counters {
         }
     }
 
+    /// A block was read this long after it was written.
+    pub(super) fn read_at_age(&self, seconds: u64) {
+        let class = AGES_S.iter().position(|limit| seconds <= *limit).unwrap_or(AGES_S.len());
+        add(&self.read_by_age[class], 1);
+    }
+
+    pub(super) fn written_again(&self) {
+        add(&self.reput, 1);
+    }
+
+    pub(super) fn over_budget(&self, bytes: u32) {
+        self.dropped(WriteDrop::Budget);
+        add(&self.dropped_budget_bytes, u64::from(bytes));
+    }
+
+    pub(super) fn segment_expired(&self, objects: usize) {
+        add(&self.segments_expired, 1);
+        add(&self.objects_expired, wide(objects));
+    }
+
     pub(super) fn dropped(&self, reason: WriteDrop) {
         add(self.write_drop(reason), 1);
     }
@@ -141,15 +193,23 @@ impl Counters {
         add(&self.lost_bytes, bytes);
     }
 
-    pub(super) fn segment_dropped(&self, objects: usize) {
+    /// `early` of the blocks had a retention that was not over.
+    pub(super) fn segment_dropped(&self, objects: usize, early: usize) {
         add(&self.segments_dropped, 1);
         add(&self.objects_dropped, wide(objects));
+        add(&self.retention_violations, wide(early));
     }
 
-    pub(super) fn snapshot(&self, state: &State, file_bytes_max: u64) -> DiskStats {
+    pub(super) fn snapshot(
+        &self,
+        state: &State,
+        file_bytes_max: u64,
+        unix_seconds: u64,
+    ) -> DiskStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let dropped = |reason| read(self.write_drop(reason));
         let (queue_objects, queue_bytes) = state.queue();
+        let limits = state.retention.limits();
         let foreign = state.segments().values().filter(|segment| segment.foreign).count();
         DiskStats {
             objects_held: state.objects(),
@@ -160,6 +220,16 @@ impl Counters {
             segments_foreign: wide(foreign),
             segments_dropped: read(&self.segments_dropped),
             objects_dropped: read(&self.objects_dropped),
+            segments_expired: read(&self.segments_expired),
+            objects_expired: read(&self.objects_expired),
+            retention_violations: read(&self.retention_violations),
+            reput: read(&self.reput),
+            budget_bytes: state.retention.budget_bytes(unix_seconds),
+            budget_bytes_max: limits.burst_bytes(),
+            budget_refill_bytes: limits.refill_bytes(),
+            dropped_budget: dropped(WriteDrop::Budget),
+            dropped_budget_bytes: read(&self.dropped_budget_bytes),
+            read_by_age: self.read_by_age.each_ref().map(read),
             written: read(&self.written),
             written_bytes: read(&self.written_bytes),
             read: read(&self.read),
@@ -182,9 +252,10 @@ impl Counters {
     }
 
     fn write_drop(&self, reason: WriteDrop) -> &AtomicU64 {
-        let [queue, error, evicted, corrupt, closed] = &self.write_drops;
+        let [queue, budget, error, evicted, corrupt, closed] = &self.write_drops;
         match reason {
             WriteDrop::Queue => queue,
+            WriteDrop::Budget => budget,
             WriteDrop::Error => error,
             WriteDrop::Evicted => evicted,
             WriteDrop::Corrupt => corrupt,

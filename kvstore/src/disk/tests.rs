@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use shared::{BlockName, CacheChange, ManualClock, Numerics, SlotMemory, Tier};
+use shared::{CacheChange, ManualClock, Numerics, SlotMemory, Tier};
 
 use super::stats::DiskReadError;
 use super::{DiskConfig, DiskError, DiskRead, DiskReadDone, DiskStats, DiskTier, DiskWiring};
@@ -19,6 +18,7 @@ use crate::testing::{
 
 mod faults;
 mod files;
+mod retention;
 
 /// More than any flush of a test takes.
 const FLUSH: Duration = Duration::from_secs(20);
@@ -49,10 +49,11 @@ impl Drop for Folder {
     }
 }
 
-/// Small segments of 16 pages, three of them at most, synced whenever the queue is empty.
+/// Small segments of 16 pages, 64 of them at most, synced whenever the queue is empty. The budget takes fifty new blocks at
+/// once.
 pub(crate) fn config(folder: &Folder) -> DiskConfig {
     DiskConfig {
-        bytes_max: 3 << 16,
+        bytes_max: 64 << 16,
         segment_bytes: 1 << 16,
         queue_objects_max: 32,
         queue_bytes_max: 1 << 20,
@@ -86,7 +87,10 @@ impl Rig {
     }
 
     fn with(config: &DiskConfig) -> Self {
-        let clock = Arc::new(ManualClock::new());
+        Self::at(config, Arc::new(ManualClock::new()))
+    }
+
+    fn at(config: &DiskConfig, clock: Arc<ManualClock>) -> Self {
         let tier = DiskTier::start(config, wiring(&clock)).unwrap();
         let (pool, memory) = pool_with_memory(1, 64);
         Self { tier, clock, pool, memory, target: self::pool(2, 1) }
@@ -217,43 +221,6 @@ fn a_block_is_written_once() {
 }
 
 #[test]
-fn a_full_store_drops_its_oldest_segment_and_says_so() {
-    let folder = Folder::new();
-    let rig = Rig::new(&folder);
-    let mut index: BTreeSet<BlockName> = BTreeSet::new();
-    let mut follow = |rig: &Rig| {
-        for change in rig.tier.drain_changes() {
-            match change {
-                CacheChange::Stored { names, .. } => index.extend(names),
-                CacheChange::Removed { names, .. } => index.retain(|name| !names.contains(name)),
-                CacheChange::Cleared => unreachable!("only a resync clears"),
-            }
-        }
-        index.clone()
-    };
-    rig.write(0..3 * SEGMENT_RECORDS);
-    assert_eq!(follow(&rig).len(), 39);
-    assert_eq!(files(&folder).len(), 3);
-    rig.write([100]);
-    assert_eq!(rig.tier.drain_changes(), [removed(0..SEGMENT_RECORDS), stored([100])]);
-    assert_eq!(rig.readable(0..39), (13..39).collect::<Vec<_>>());
-    assert_eq!(
-        files(&folder),
-        ["0000000000000002.segment", "0000000000000003.segment", "0000000000000004.segment"]
-    );
-    let stats = rig.stats();
-    assert_eq!((stats.segments_dropped, stats.objects_dropped, stats.segments), (1, 13, 3));
-    assert!(stats.file_bytes <= stats.file_bytes_max);
-    let on_disk: u64 =
-        files(&folder).iter().map(|file| folder.path().join(file).metadata().unwrap().len()).sum();
-    assert_eq!(stats.file_bytes, on_disk);
-    drop(rig);
-    let smaller = DiskConfig { bytes_max: 2 << 16, ..config(&folder) };
-    let rig = Rig::with(&smaller);
-    assert_eq!(rig.readable(0..101), (26..39).chain([100]).collect::<Vec<_>>());
-}
-
-#[test]
 fn changes_are_net_and_a_resync_starts_over() {
     let folder = Folder::new();
     let rig = Rig::new(&folder);
@@ -359,6 +326,9 @@ fn settings_out_of_range_are_refused_by_name() {
         (DiskConfig { bytes_max: u64::MAX, ..base.clone() }, "bytes_max"),
         (DiskConfig { segment_bytes: (1 << 16) - 4_096, ..base.clone() }, "segment_bytes"),
         (DiskConfig { segment_bytes: (1 << 16) + 1, ..base.clone() }, "segment_bytes"),
+        (DiskConfig { bytes_max: 3 << 16, ..base.clone() }, "bytes_max"),
+        (DiskConfig { retention_s: 0, ..base.clone() }, "retention_s"),
+        (DiskConfig { retention_s: 31_536_001, ..base.clone() }, "retention_s"),
         (DiskConfig { queue_objects_max: 0, ..base.clone() }, "queue_objects_max"),
         (DiskConfig { queue_bytes_max: 36, ..base.clone() }, "queue_bytes_max"),
         (DiskConfig { sync_ms: 60_001, ..base.clone() }, "sync_ms"),

@@ -28,6 +28,11 @@ const SUSPENDED_MIN: Duration = Duration::from_secs(1);
 /// The longest pause: an operator who made room waits no longer for writing to go on.
 const SUSPENDED_MAX: Duration = Duration::from_secs(60);
 
+/// How often segments whose retention is over are looked for; they may stay that much longer. A retention of less than
+/// 16 minutes is looked at 16 times.
+const EXPIRY_INTERVAL_MAX: Duration = Duration::from_secs(60);
+const EXPIRIES_PER_RETENTION: u32 = 16;
+
 /// What the thread is asked for.
 pub(super) enum Command {
     Write(Queued),
@@ -50,6 +55,8 @@ pub(super) struct Writer {
     number_next: u64,
     /// When the first block was written that is not durable yet, and how many there are.
     unsynced: Option<(Timestamp, usize)>,
+    /// When segments leave next because of their age.
+    expire_at: Timestamp,
     /// Blocks may not have become durable since the last flush was answered.
     lost: bool,
     /// How long the present pause is; None while all is well.
@@ -66,6 +73,7 @@ impl Writer {
         number_next: u64,
     ) -> Self {
         Self {
+            expire_at: shared.clock.now(),
             shared,
             commands,
             active,
@@ -80,13 +88,13 @@ impl Writer {
     /// Serves until the tier drops and the queue is empty.
     pub(super) fn run(mut self) {
         loop {
-            let command = match self.sync_wait() {
-                None => self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(wait) => self.commands.recv_timeout(wait),
-            };
+            let expiry_wait = self.expire_at.since(self.shared.clock.now());
+            let sync_wait = self.sync_wait().filter(|wait| *wait <= expiry_wait);
+            let command = self.commands.recv_timeout(sync_wait.unwrap_or(expiry_wait));
+            self.expire_when_due();
             match command {
                 Ok(command) => self.serve(command),
-                Err(RecvTimeoutError::Timeout) => _ = self.sync(),
+                Err(RecvTimeoutError::Timeout) => _ = sync_wait.is_some() && self.sync(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             if self.sync_is_due() {
@@ -120,6 +128,7 @@ impl Writer {
                 self.shared.counters.written(source.bytes);
                 self.resume();
             }
+            Ok(Some(WriteDrop::Budget)) => self.shared.counters.over_budget(source.bytes),
             Ok(Some(reason)) => self.shared.counters.dropped(reason),
             Err(error) => {
                 self.shared.counters.dropped(WriteDrop::Error);
@@ -146,7 +155,10 @@ impl Writer {
         let source = queued.block.descriptor();
         let mut record = std::mem::take(&mut self.record);
         let written_unix_seconds = self.shared.clock.unix_seconds();
-        let segment = self.segment_for(source.bytes)?;
+        let Some(segment) = self.segment_for(source.bytes)? else {
+            self.record = record;
+            return Ok(Some(WriteDrop::Budget));
+        };
         let header = RecordHeader {
             kind: RecordKind::Block,
             exact: source.exact,
@@ -171,15 +183,21 @@ impl Writer {
         let since = self.unsynced.map_or(now, |(since, _)| since);
         self.unsynced = Some((since, self.unsynced.map_or(1, |(_, count)| count + 1)));
         let mut state = self.shared.state.lock();
+        let again = state.find(header.name).is_some();
         if state.epoch == queued.epoch && state.insert(&header) {
+            state.retention.spend(1, written_unix_seconds);
+            drop(state);
+            if again {
+                self.shared.counters.written_again();
+            }
             return Ok(None);
         }
         // Everything was evicted in this moment, most likely this segment's file too.
         Ok(Some(WriteDrop::Evicted))
     }
 
-    /// The open segment, with room for one more block.
-    fn segment_for(&mut self, payload: u32) -> io::Result<&mut OpenSegment> {
+    /// The open segment, with room for one more block; None when there is no room for another segment.
+    fn segment_for(&mut self, payload: u32) -> io::Result<Option<&mut OpenSegment>> {
         if let Some(active) = &mut self.active {
             let listed = self.shared.state.lock().segments().contains_key(&active.number());
             if !listed {
@@ -197,16 +215,17 @@ impl Writer {
                 self.shared.state.lock().resize_segment(number, bytes);
             }
         }
-        let active = match self.active.take() {
-            Some(active) => active,
-            None => self.create()?,
-        };
-        Ok(self.active.insert(active))
+        if self.active.is_none() {
+            self.active = self.create()?;
+        }
+        Ok(self.active.as_mut())
     }
 
-    fn create(&mut self) -> io::Result<OpenSegment> {
-        let bytes_max = self.shared.config.bytes_max - self.shared.config.segment_bytes;
-        self.shared.shrink(bytes_max, None)?;
+    /// Makes a segment, if there is room for a whole one.
+    fn create(&mut self) -> io::Result<Option<OpenSegment>> {
+        if !self.shared.make_room()? {
+            return Ok(None);
+        }
         let header = SegmentHeader {
             number: self.number_next,
             created_unix_seconds: self.shared.clock.unix_seconds(),
@@ -214,10 +233,30 @@ impl Writer {
         };
         let segment = OpenSegment::create(&self.shared.config.folder, &header)?;
         self.number_next = self.number_next.saturating_add(1);
-        let listed = Segment { bytes: segment.bytes(), ..Segment::default() };
+        let listed = Segment {
+            bytes: segment.bytes(),
+            newest_unix_seconds: header.created_unix_seconds,
+            ..Segment::default()
+        };
         self.shared.state.lock().add_segment(segment.number(), listed);
         tracing::debug!(number = segment.number(), "a segment was begun");
-        Ok(segment)
+        Ok(Some(segment))
+    }
+
+    /// Removes the segments whose retention is over, at most once in an interval. The open one can be among them: it is
+    /// given up when the next block comes.
+    fn expire_when_due(&mut self) {
+        let now = self.shared.clock.now();
+        if now < self.expire_at {
+            return;
+        }
+        let retention = Duration::from_secs(self.shared.config.retention_s);
+        self.expire_at = now.after(EXPIRY_INTERVAL_MAX.min(retention / EXPIRIES_PER_RETENTION));
+        if let Err(error) = self.shared.expire() {
+            self.shared.counters.write_error();
+            let folder = self.shared.config.folder.display();
+            tracing::error!(%folder, %error, "cannot remove a segment that is too old; check the rights of the folder");
+        }
     }
 
     /// How long to wait for a command before a sync; None when there is nothing to sync.
@@ -287,24 +326,70 @@ impl Writer {
 }
 
 impl Shared {
-    /// Removes the oldest segments until all files together take at most `bytes_max` bytes. The file goes first: a reader
-    /// that still has the name finds it gone.
-    pub(super) fn shrink(&self, bytes_max: u64, spared: Option<u64>) -> io::Result<()> {
+    /// Removes the segments whose retention is over. The file goes first: a reader that still has the name finds it gone.
+    pub(super) fn expire(&self) -> io::Result<()> {
         loop {
-            let oldest = {
-                let state = self.state.lock();
-                let oldest =
-                    state.segments().keys().copied().find(|number| Some(*number) != spared);
-                oldest.filter(|_| bytes_max < state.file_bytes())
-            };
-            let Some(number) = oldest else {
+            let now = self.clock.unix_seconds();
+            let Some(number) = self.state.lock().expired(now) else {
                 return Ok(());
             };
             self.remove_file(number)?;
             let objects = self.state.lock().remove_segment(number);
-            self.counters.segment_dropped(objects);
-            tracing::debug!(number, objects, "the oldest segment was removed to make room");
+            self.counters.segment_expired(objects);
+            tracing::debug!(number, objects, "a segment left after its retention");
         }
+    }
+
+    /// Whether there is room for a whole segment, after what is too old and, if it must be, segments of other layouts
+    /// have left. Nothing that was promised ever makes room.
+    fn make_room(&self) -> io::Result<bool> {
+        self.expire()?;
+        let bytes_max = self.config.bytes_max - self.config.segment_bytes;
+        loop {
+            let foreign = {
+                let state = self.state.lock();
+                if state.file_bytes() <= bytes_max {
+                    return Ok(true);
+                }
+                state.oldest_foreign()
+            };
+            let Some(number) = foreign else {
+                return Ok(false);
+            };
+            self.remove_early(number)?;
+        }
+    }
+
+    /// Removes segments until all files together take at most `bytes_max` bytes, those of other layouts first, then the
+    /// oldest ones: the disk is smaller than it was at the last start.
+    pub(super) fn shrink(&self, bytes_max: u64, spared: Option<u64>) -> io::Result<()> {
+        loop {
+            let leaving = {
+                let state = self.state.lock();
+                if state.file_bytes() <= bytes_max {
+                    return Ok(());
+                }
+                let mut numbers = state.segments().keys().copied();
+                let oldest = numbers.find(|number| Some(*number) != spared);
+                state.oldest_foreign().or(oldest)
+            };
+            let Some(number) = leaving else {
+                return Ok(());
+            };
+            self.remove_early(number)?;
+        }
+    }
+
+    fn remove_early(&self, number: u64) -> io::Result<()> {
+        self.remove_file(number)?;
+        let (objects, early) = {
+            let mut state = self.state.lock();
+            let early = state.early_blocks(number, self.clock.unix_seconds());
+            (state.remove_segment(number), early)
+        };
+        self.counters.segment_dropped(objects, early);
+        tracing::debug!(number, objects, early, "a segment was removed to make room");
+        Ok(())
     }
 
     /// Removes the file of a segment; one that is gone already is no error.

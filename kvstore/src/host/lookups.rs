@@ -124,6 +124,7 @@ impl Lookups {
             let keys = lookup.keys.iter();
             let slots: Vec<Option<SealedSlot>> =
                 keys.map(|key| self.pools.of(key.kind).lookup(key.name)).collect();
+            self.keep(slots.iter().flatten());
             let found = slots.iter().map(|slot| slot.as_ref().map(SealedSlot::descriptor));
             let found = found.collect();
             *pins = Pins::Held(slots);
@@ -171,6 +172,7 @@ impl Lookups {
     pub(super) fn settle(&mut self, done: DiskReadDone) {
         let name = done.name;
         let sealed = self.seal(done);
+        self.keep(sealed.iter());
         for place in self.reading.remove(&name).unwrap_or_default() {
             let Some(pending) = self.pending.get_mut(&place.lookup) else {
                 continue;
@@ -198,14 +200,24 @@ impl Lookups {
         }
     }
 
-    /// Queues a block that was offered again, if it never reached the disk.
+    /// Queues a block that was offered again, if it never reached the disk or does not stay there for long.
     pub(super) fn write_again(&self, key: ObjectKey) {
+        if self.disk.is_some() && key.kind == ObjectKind::Block {
+            self.keep(self.pools.blocks.lookup(key.name).iter());
+        }
+    }
+
+    /// Queues those of the found blocks for the disk that are not there, or not for long: they were asked for again.
+    fn keep<'a>(&self, found: impl Iterator<Item = &'a SealedSlot> + Clone) {
         let Some(disk) = &self.disk else {
             return;
         };
-        if key.kind == ObjectKind::Block && !disk.tier.contains(key.name) {
-            let block = self.pools.blocks.lookup(key.name);
-            block.into_iter().for_each(|block| self.write_behind(block));
+        let blocks = found.filter(|slot| slot.descriptor().key.kind == ObjectKind::Block);
+        let names = blocks.clone().map(|block| block.descriptor().key.name);
+        for (block, wanted) in blocks.zip(disk.tier.wants(names)) {
+            if wanted {
+                disk.tier.keep(block.clone(), disk.writes_max);
+            }
         }
     }
 

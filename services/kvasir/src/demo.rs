@@ -26,11 +26,12 @@ const MODEL: &str = "deploy/models/seedling";
 /// The name of the built-in model, and of any other one in the demo.
 const MODEL_NAME: &str = "seedling";
 /// Settings of the demo. Lineage exact: every answer from a cache is then promised to be the cold one, those from a drive
-/// too. Its stores need a hundred blocks, not a gigabyte; their drives the same, at once.
+/// too. Its stores need a hundred blocks, not a gigabyte; their drives the same, at once, and so much of a bound that the
+/// write budget takes all of them in a moment.
 const SETTINGS: &str = "[server]\nmodel_name = \"seedling\"\n\
     [gateway]\nlineage = \"exact\"\n\
     [store]\nblock_bytes_max = 67108864\nwindow_bytes_max = 16777216\n\
-    [disk]\nbytes_max = 268435456\nsegment_bytes = 67108864\nsync_ms = 100\n";
+    [disk]\nbytes_max = 1073741824\nsegment_bytes = 16777216\nsync_ms = 100\n";
 /// How long a member may take to finish its requests when it is stopped.
 const DRAIN: Duration = Duration::from_secs(5);
 /// A cached first token comes in at most this share of the cold one's time, in the same run. Source: issue 2.

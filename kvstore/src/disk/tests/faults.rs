@@ -57,7 +57,7 @@ fn a_block_damaged_in_memory_is_not_written() {
 #[test]
 fn a_store_killed_at_any_moment_has_all_that_was_synced_and_nothing_wrong() {
     let folder = Folder::new();
-    let rig = Rig::with(&DiskConfig { bytes_max: 1 << 20, ..config(&folder) });
+    let rig = Rig::with(&DiskConfig { bytes_max: 256 << 16, ..config(&folder) });
     let durable = AtomicU64::new(0);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -75,7 +75,7 @@ fn a_store_killed_at_any_moment_has_all_that_was_synced_and_nothing_wrong() {
             let mut numbers: Vec<u64> = (1..20).collect();
             numbers
                 .retain(|number| fs::copy(file(&folder, *number), file(&killed, *number)).is_ok());
-            let rig = Rig::with(&DiskConfig { bytes_max: 1 << 20, ..config(&killed) });
+            let rig = Rig::with(&DiskConfig { bytes_max: 256 << 16, ..config(&killed) });
             let found = rig.readable(0..150);
             assert!((0..before).all(|number| found.contains(&number)), "{before}: {found:?}");
             assert_eq!(rig.stats().corrupt, 0);

@@ -1,8 +1,9 @@
 //! Damaged, torn, foreign and half written files.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
+use std::time::Duration;
 
 use shared::{BlockName, ManualClock, Numerics};
 
@@ -10,7 +11,7 @@ use super::{Folder, Rig, SEGMENT_RECORDS, config, file, files, flip, wiring};
 use crate::disk::format::{Identity, PAGE_BYTES, RecordHeader, RecordKind, SegmentHeader};
 use crate::disk::segment::{OpenSegment, frame, read_table, walk};
 use crate::disk::stats::DiskReadError;
-use crate::disk::{DiskTier, DiskWiring};
+use crate::disk::{DiskConfig, DiskTier, DiskWiring};
 use crate::testing::{SLOT_BYTES, name};
 
 /// A segment with three records of one, two and two pages, and the offsets at which they end.
@@ -236,23 +237,38 @@ fn foreign_segments_are_left_alone_until_their_space_is_needed() {
     };
     spoil(2, 8);
     spoil(3, 100);
-    fs::write(file(&folder, 4), vec![0; 40_000]).unwrap();
+    // Room for one more segment is left, to the page.
+    File::create(file(&folder, 4)).unwrap().set_len(1_000 * 4_096).unwrap();
     fs::copy(file(&folder, 1), file(&folder, 5)).unwrap();
     fs::write(folder.path().join("notes.txt"), "not ours").unwrap();
     let rig = Rig::new(&folder);
     assert_eq!((rig.stats().segments_foreign, rig.stats().segments), (4, 5));
     assert_eq!(rig.readable([1]), [1]);
-    rig.write(10..12);
+    rig.write(10..10 + SEGMENT_RECORDS);
     assert_eq!(files(&folder).len(), 7, "nothing was touched: {:?}", files(&folder));
-    rig.write(12..70);
-    assert_eq!(rig.stats().segments_foreign, 0);
-    assert_eq!(
-        files(&folder),
-        [
-            "0000000000000008.segment",
-            "0000000000000009.segment",
-            "000000000000000a.segment",
-            "notes.txt"
-        ]
-    );
+    rig.write([30]);
+    let stats = rig.stats();
+    assert_eq!((stats.segments_foreign, stats.segments_dropped), (1, 3));
+    assert_eq!((stats.objects_dropped, stats.retention_violations), (0, 0));
+    assert_eq!(rig.readable(0..40), [1].into_iter().chain(10..23).chain([30]).collect::<Vec<_>>());
+    let left = [1, 5, 6, 7].map(|number| format!("{number:016x}.segment"));
+    assert_eq!(files(&folder), [&left[..], &["notes.txt".to_owned()]].concat());
+}
+
+#[test]
+fn foreign_segments_leave_by_the_age_of_their_files() {
+    let folder = Folder::new();
+    fs::write(file(&folder, 1), vec![1; 8_192]).unwrap();
+    fs::write(file(&folder, 2), vec![1; 8_192]).unwrap();
+    let changed = fs::metadata(file(&folder, 2)).unwrap().mtime();
+    let clock = Arc::new(ManualClock::new());
+    // The clock stands at the change, and what is asked for is the age of that.
+    clock.advance(Duration::from_secs(changed.try_into().unwrap()));
+    let config = DiskConfig { retention_s: 10, ..config(&folder) };
+    let rig = Rig::at(&config, Arc::clone(&clock));
+    assert_eq!(rig.stats().segments_foreign, 2);
+    clock.advance(Duration::from_secs(11));
+    rig.write([1]);
+    let stats = rig.stats();
+    assert_eq!((stats.segments_foreign, stats.segments_expired, stats.objects_expired), (0, 2, 0));
 }

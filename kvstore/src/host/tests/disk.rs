@@ -355,7 +355,7 @@ fn the_end_of_the_tier_flushes_the_disk() {
 #[test]
 fn offers_and_lookups_at_once_never_show_wrong_bytes() {
     let folder = Folder::new();
-    let (rig, disk) = over(&DiskConfig { bytes_max: 2 << 16, ..disk_config(&folder) });
+    let (rig, disk) = over(&disk_config(&folder));
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -393,4 +393,51 @@ fn offers_and_lookups_at_once_never_show_wrong_bytes() {
     assert!(0 < rig.tier.stats().onboarded);
     let held = rig.tier.blocks().held();
     assert_eq!(rig.tier.evict_all(), held);
+}
+
+#[test]
+fn hits_late_in_the_retention_write_blocks_again() {
+    let folder = Folder::new();
+    let clock = Arc::new(ManualClock::new());
+    let config = DiskConfig { retention_s: 1_000, ..disk_config(&folder) };
+    let disk = Arc::new(DiskTier::start(&config, wiring(&clock)).unwrap());
+    let rig = Rig::over(Some(Arc::clone(&disk)), super::config(), |transport| transport);
+    offer(&rig, &disk, 0..3);
+    clock.advance(Duration::from_secs(500));
+    drop(rig.locate(&keys(0..3)));
+    assert!(disk.flush(FLUSH));
+    assert_eq!((disk_stats(&rig).written, disk_stats(&rig).reput), (3, 0), "too early");
+    clock.advance(Duration::from_secs(250));
+    drop(rig.locate(&keys([0])));
+    assert!(disk.flush(FLUSH));
+    assert_eq!(disk_stats(&rig).reput, 1, "it was found in memory");
+    assert_eq!(rig.tier.evict_all(), 3);
+    drop(rig.locate(&keys([0, 1])));
+    assert!(disk.flush(FLUSH));
+    let stats = disk_stats(&rig);
+    assert_eq!((stats.reput, stats.written, stats.read), (2, 5, 2), "block 1 was read from disk");
+    assert_eq!(stats.read_by_age, [2, 0, 0, 0]);
+    rig.assert_at_rest();
+}
+
+#[test]
+fn a_tight_budget_goes_to_blocks_that_were_asked_for_again() {
+    let folder = Folder::new();
+    // Four blocks at once, two of them new.
+    let (rig, disk) = over(&DiskConfig { bytes_max: 5 << 16, ..disk_config(&folder) });
+    let held: Vec<_> = (0..4).map(|number| rig.block(number)).collect();
+    let offer = |number: usize, expected| {
+        assert_eq!(rig.offer(&[held[number].descriptor()]), [expected]);
+        assert!(disk.flush(FLUSH));
+        (0..4).filter(|number| disk.contains(name(*number))).collect::<Vec<_>>()
+    };
+    assert_eq!(offer(0, OfferOutcome::Stored), [0]);
+    assert_eq!(offer(1, OfferOutcome::Stored), [0, 1]);
+    assert_eq!(offer(2, OfferOutcome::Stored), [0, 1], "the upper half is spent");
+    assert_eq!(offer(2, OfferOutcome::AlreadyHeld), [0, 1, 2], "it was offered twice");
+    assert_eq!(offer(3, OfferOutcome::Stored), [0, 1, 2]);
+    drop(rig.locate(&keys([3])));
+    assert!(disk.flush(FLUSH));
+    assert!(disk.contains(name(3)), "it was found by a lookup");
+    assert_eq!((disk_stats(&rig).dropped_budget, disk_stats(&rig).written), (2, 4));
 }

@@ -102,6 +102,7 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
         folder: _,
         bytes_max,
         segment_bytes,
+        retention_s,
         queue_objects_max,
         queue_bytes_max,
         sync_ms,
@@ -113,6 +114,7 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
     let mut reader = Reader::new("disk", table);
     reader.set("bytes_max", bytes_max)?;
     reader.set("segment_bytes", segment_bytes)?;
+    reader.set("retention_s", retention_s)?;
     reader.set("queue_objects_max", queue_objects_max)?;
     reader.set("queue_bytes_max", queue_bytes_max)?;
     reader.set("sync_ms", sync_ms)?;
