@@ -277,7 +277,7 @@ fn disk(stats: &DiskStats, text: &mut String) {
             ("kvasir_kvstore_disk_syncs_total", "Times made durable", stats.syncs),
             (
                 "kvasir_kvstore_disk_segments_dropped_total",
-                "Segments removed to make room",
+                "Segments removed to make room before their time",
                 stats.segments_dropped,
             ),
             (
@@ -290,6 +290,7 @@ fn disk(stats: &DiskStats, text: &mut String) {
     head(text, "kvasir_kvstore_disk_dropped_total", "counter", "Blocks not written, by reason");
     let reasons = [
         ("queue", stats.dropped_queue),
+        ("budget", stats.dropped_budget),
         ("error", stats.dropped_error),
         ("evicted", stats.dropped_evicted),
         ("corrupt", stats.dropped_corrupt),
@@ -308,6 +309,65 @@ fn disk(stats: &DiskStats, text: &mut String) {
             ("kvasir_kvstore_disk_segments", "Segment files", stats.segments),
             ("kvasir_kvstore_disk_queue_blocks", "Blocks that wait", stats.queue_objects),
             ("kvasir_kvstore_disk_suspended", "1 after a write error", stats.suspended),
+        ],
+    );
+    retention(stats, text);
+}
+
+fn retention(stats: &DiskStats, text: &mut String) {
+    counters(
+        text,
+        &[
+            (
+                "kvasir_kvstore_retention_violations_total",
+                "Blocks that left before their retention was over; 0 unless the disk was made smaller",
+                stats.retention_violations,
+            ),
+            (
+                "kvasir_kvstore_disk_segments_expired_total",
+                "Segments that left after their retention",
+                stats.segments_expired,
+            ),
+            (
+                "kvasir_kvstore_disk_expired_total",
+                "Blocks that left with those",
+                stats.objects_expired,
+            ),
+            (
+                "kvasir_kvstore_disk_reput_total",
+                "Blocks written again because of a late hit",
+                stats.reput,
+            ),
+            (
+                "kvasir_kvstore_disk_over_budget_bytes_total",
+                "Bytes of blocks that the write budget refused",
+                stats.dropped_budget_bytes,
+            ),
+        ],
+    );
+    let name = "kvasir_kvstore_disk_read_by_age_total";
+    head(text, name, "counter", "Blocks read, by their age");
+    for (age, count) in ["1h", "24h", "72h", "older"].into_iter().zip(stats.read_by_age) {
+        sample(text, name, &[("age", age)], count);
+    }
+    gauges(
+        text,
+        &[
+            (
+                "kvasir_kvstore_disk_budget_bytes",
+                "Bytes that may be written now",
+                stats.budget_bytes,
+            ),
+            (
+                "kvasir_kvstore_disk_budget_bytes_max",
+                "The same when nothing was written for long",
+                stats.budget_bytes_max,
+            ),
+            (
+                "kvasir_kvstore_disk_budget_refill_bytes",
+                "Bytes that come to it in a retention",
+                stats.budget_refill_bytes,
+            ),
         ],
     );
 }
@@ -419,9 +479,10 @@ const WRITES: &str = "writing to a string never fails";
 
 #[cfg(test)]
 mod tests {
+    use kvstore::{DiskStats, HostStats};
     use prefill::PrefillStats;
 
-    use super::{head, prefill, sample};
+    use super::{head, prefill, sample, store};
 
     #[test]
     fn samples_have_the_text_format() {
@@ -438,6 +499,8 @@ mod tests {
     fn counters_end_in_total_and_each_name_comes_once() {
         let mut text = String::new();
         prefill(&PrefillStats::default(), &mut text);
+        let disk = Some(DiskStats::default());
+        store(&HostStats { disk, ..HostStats::default() }, &mut text);
         let mut names = Vec::new();
         for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
             let (name, kind) = line.split_once(' ').unwrap();
