@@ -92,13 +92,14 @@ impl fmt::Display for Digest<'_> {
 mod tests {
     use shared::Numerics;
 
+    use super::PROTOCOL;
     use crate::wire::tests::facts;
 
     #[test]
     fn each_fact_that_differs_is_named_with_both_sides() {
         let first = facts("decode-1");
         let mut others = vec![first.clone(); 6];
-        others[0].protocol = 2;
+        others[0].protocol = PROTOCOL + 1;
         others[1].model = [9; 32];
         others[2].layout = [9; 32];
         others[3].numerics = Numerics("cpu-fast-1".to_owned());
@@ -106,7 +107,7 @@ mod tests {
         others[5].tokenizer = [9; 32];
         let nine = "09".repeat(32);
         let expected = [
-            "protocol version: decode-1 has 1, decode-1 has 2".to_owned(),
+            format!("protocol version: decode-1 has {PROTOCOL}, decode-1 has {}", PROTOCOL + 1),
             format!("model id: decode-1 has {}, decode-1 has {nine}", "01".repeat(32)),
             format!("layout: decode-1 has {}, decode-1 has {nine}", "02".repeat(32)),
             "numerics: decode-1 has cpu-exact-1, decode-1 has cpu-fast-1".to_owned(),
