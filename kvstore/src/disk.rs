@@ -12,14 +12,18 @@
 //!
 //! Start reading at [`format`], then `disk/writer.rs`, then `disk/retention.rs`.
 
+mod check;
 mod config;
 mod format;
 mod index;
+mod pace;
 mod reader;
 mod recover;
 mod retention;
+mod scrub;
 mod segment;
 mod stats;
+pub mod survey;
 mod writer;
 
 #[cfg(test)]
@@ -28,6 +32,7 @@ pub(crate) mod tests;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -78,6 +83,8 @@ pub struct DiskTier {
     reads: Option<Sender<Job>>,
     /// Disconnected when all threads have ended.
     ended: Receiver<()>,
+    /// The scrub ends when it is dropped.
+    scrub: Option<Sender<()>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -109,7 +116,7 @@ impl DiskTier {
         let identity = Identity::new(wiring.layout, &wiring.numerics).ok_or(numerics)?;
         let block_bytes = u32::try_from(wiring.block_bytes).expect("the check refuses more");
         let retention = Retention::new(config.limits(block_bytes)?);
-        let lock = lock(config)?;
+        let lock = lock(&config.folder)?;
         let counters = Counters::default();
         let recovered = recover::recover(config, identity, retention, &counters)?;
         let shared = Arc::new(Shared {
@@ -148,7 +155,8 @@ impl DiskTier {
             writes: Some(writes),
             reads: Some(reads),
             ended,
-            threads: Vec::with_capacity(config.readers + 1),
+            scrub: None,
+            threads: Vec::with_capacity(config.readers + 2),
         };
         tier.spawn_all(alive, writer, &jobs)?;
         let stats = tier.stats();
@@ -308,6 +316,12 @@ impl DiskTier {
                 reader::serve(&shared, &jobs);
             })?;
         }
+        if self.config().scrub_mib_per_s != 0 {
+            let (scrub, stop) = bounded(0);
+            let shared = Arc::clone(&self.shared);
+            self.spawn("kv-disk-scrub".to_owned(), &alive, move || scrub::run(&shared, &stop))?;
+            self.scrub = Some(scrub);
+        }
         drop(alive);
         Ok(())
     }
@@ -337,6 +351,7 @@ impl Drop for DiskTier {
         self.shared.closing.store(true, Ordering::Release);
         self.writes = None;
         self.reads = None;
+        self.scrub = None;
         if self.ended.recv_timeout(DRAIN_MAX + HANG_MAX) == Err(RecvTimeoutError::Timeout) {
             let folder = self.shared.config.folder.display();
             tracing::error!(%folder, "the disk does not answer; what was not synced may be lost");
@@ -356,10 +371,9 @@ impl fmt::Debug for DiskTier {
     }
 }
 
-fn lock(config: &DiskConfig) -> Result<File, DiskError> {
+fn lock(folder: &Path) -> Result<File, DiskError> {
     let failed = |what, path| move |source: io::Error| DiskError::File { what, path, source };
-    let folder = &config.folder;
-    fs::create_dir_all(folder).map_err(failed("make the folder", folder.clone()))?;
+    fs::create_dir_all(folder).map_err(failed("make the folder", folder.to_owned()))?;
     let path = folder.join(LOCK_FILE);
     let file = OpenOptions::new()
         .write(true)
@@ -369,7 +383,7 @@ fn lock(config: &DiskConfig) -> Result<File, DiskError> {
         .map_err(failed("open", path.clone()))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(DiskError::Locked { folder: folder.clone() }),
+        Err(TryLockError::WouldBlock) => Err(DiskError::Locked { folder: folder.to_owned() }),
         Err(TryLockError::Error(source)) => Err(failed("lock", path)(source)),
     }
 }

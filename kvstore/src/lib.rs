@@ -27,7 +27,7 @@ mod testing;
 pub use block_checks::check_names;
 pub use disk::{
     DiskConfig, DiskError, DiskStats, DiskTier, DiskWiring, PlanError, PlanVerdict, RetentionPlan,
-    RetentionQuery, plan_retention,
+    RetentionQuery, plan_retention, survey,
 };
 pub use host::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore};
 pub use memory::{HostMemory, MemoryError, SharedMemory};

@@ -63,6 +63,16 @@ impl Identity {
         padded.get_mut(..text.len())?.copy_from_slice(text);
         Some(Self { layout, numerics: padded })
     }
+
+    pub(crate) fn layout(&self) -> [u8; 32] {
+        self.layout
+    }
+
+    /// The numerics without their padding; what is no UTF-8 is shown as such.
+    pub(crate) fn numerics(&self) -> Numerics {
+        let text = String::from_utf8_lossy(&self.numerics);
+        Numerics(text.trim_end_matches('\0').into())
+    }
 }
 
 /// The first bytes of a segment.

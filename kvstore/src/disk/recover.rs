@@ -113,7 +113,7 @@ fn cut(file: &File, bytes: u64, end: u64) -> io::Result<()> {
 }
 
 /// The numbers of all segment files, ascending. As many as files were ever allowed there; each takes 8 bytes.
-fn segment_numbers(folder: &Path) -> io::Result<Vec<u64>> {
+pub(super) fn segment_numbers(folder: &Path) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir(folder)? {
         numbers.extend(segment::number_of(&entry?.file_name()));

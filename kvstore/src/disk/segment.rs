@@ -218,15 +218,10 @@ pub(super) struct Walk {
 /// Finds the records of a segment without a seal, payloads included: after a crash a header can be there without its
 /// payload. Behind a damaged header the search goes on at the next page.
 pub(super) fn walk(file: &File, number: u64) -> io::Result<Walk> {
-    let bytes = file.metadata()?.len();
+    let mut steps = Steps::new(file, number, file.metadata()?.len());
     let mut records: Vec<RecordHeader> = Vec::new();
     let mut payload = Vec::new();
-    let mut offset = PAGE;
-    while offset + PAGE <= bytes {
-        let Some(record) = read_record(file, number, offset, bytes)? else {
-            offset += PAGE;
-            continue;
-        };
+    while let Some(record) = steps.step()? {
         if record.kind == RecordKind::Table {
             break;
         }
@@ -235,11 +230,38 @@ pub(super) fn walk(file: &File, number: u64) -> io::Result<Walk> {
         if crc32c::crc32c(&payload) == record.checksum {
             records.push(record);
         }
-        offset = record.end();
     }
     let end = records.last().map_or(PAGE, RecordHeader::end);
     let held: u64 = records.iter().map(|record| record_bytes(record.bytes)).sum();
     Ok(Walk { records, end, lost_bytes: end - PAGE - held })
+}
+
+/// From record to record by their headers alone, tables included. Behind a damaged header the search goes on at the
+/// next page.
+pub(super) struct Steps<'a> {
+    file: &'a File,
+    number: u64,
+    offset: u64,
+    file_bytes: u64,
+}
+
+impl<'a> Steps<'a> {
+    /// Steps over what lies in the first `file_bytes` bytes.
+    pub(super) fn new(file: &'a File, number: u64, file_bytes: u64) -> Self {
+        Self { file, number, offset: PAGE, file_bytes }
+    }
+
+    /// The next record with an intact header; None at the end.
+    pub(super) fn step(&mut self) -> io::Result<Option<RecordHeader>> {
+        while self.offset + PAGE <= self.file_bytes {
+            let found = read_record(self.file, self.number, self.offset, self.file_bytes)?;
+            self.offset = found.map_or(self.offset + PAGE, |record| record.end());
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
 }
 
 /// The header of the record at an offset, if one of this segment begins there and ends within the file.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::format::wide;
 use super::index::State;
+use super::scrub::{ScrubCounters, Scrubbed};
 
 /// A snapshot of the disk tier. Counts are since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +77,14 @@ pub struct DiskStats {
     pub syncs: u64,
     /// Bytes of segments without a seal that were no whole record at the start: torn ends, and damage.
     pub lost_bytes: u64,
+    /// Bytes of records that the scrub read again.
+    pub scrubbed_bytes: u64,
+    /// Blocks that it found damaged; they are not found any more.
+    pub scrub_damaged: u64,
+    /// Times that it went over everything.
+    pub scrub_passes: u64,
+    /// Places of those in segments that are still there, as of its last pass: nothing is read from them. 65,536 at most.
+    pub quarantined: u64,
     /// Blocks that wait to be written now.
     pub queue_objects: u64,
     /// Their payload bytes.
@@ -137,6 +146,7 @@ pub(super) struct Counters {
     lost_bytes: AtomicU64,
     segments_dropped: AtomicU64,
     objects_dropped: AtomicU64,
+    pub(super) scrub: ScrubCounters,
 }
 
 impl Counters {
@@ -210,6 +220,7 @@ impl Counters {
         let dropped = |reason| read(self.write_drop(reason));
         let (queue_objects, queue_bytes) = state.queue();
         let limits = state.retention.limits();
+        let Scrubbed { bytes, damaged, passes, quarantined } = self.scrub.snapshot();
         let foreign = state.segments().values().filter(|segment| segment.foreign).count();
         DiskStats {
             objects_held: state.objects(),
@@ -245,6 +256,10 @@ impl Counters {
             write_errors: read(&self.write_errors),
             syncs: read(&self.syncs),
             lost_bytes: read(&self.lost_bytes),
+            scrubbed_bytes: bytes,
+            scrub_damaged: damaged,
+            scrub_passes: passes,
+            quarantined,
             queue_objects: wide(queue_objects),
             queue_bytes,
             suspended: u64::from(state.suspended_until.is_some()),

@@ -19,6 +19,8 @@ use crate::testing::{
 mod faults;
 mod files;
 mod retention;
+mod scrub;
+mod survey;
 
 /// More than any flush of a test takes.
 const FLUSH: Duration = Duration::from_secs(20);
@@ -59,6 +61,7 @@ pub(crate) fn config(folder: &Folder) -> DiskConfig {
         queue_bytes_max: 1 << 20,
         sync_ms: 0,
         reads_max: 32,
+        scrub_mib_per_s: 0,
         ..DiskConfig::in_folder(folder.path().to_owned())
     }
 }
@@ -336,6 +339,7 @@ fn settings_out_of_range_are_refused_by_name() {
         (DiskConfig { reads_max: 0, ..base.clone() }, "reads_max"),
         (DiskConfig { onboard_ms_max: 0, ..base.clone() }, "onboard_ms_max"),
         (DiskConfig { onboard_lookups_max: 0, ..base.clone() }, "onboard_lookups_max"),
+        (DiskConfig { scrub_mib_per_s: 65_537, ..base.clone() }, "scrub_mib_per_s"),
     ];
     for (config, expected) in cases {
         let error = config.check(SLOT_BYTES).unwrap_err();

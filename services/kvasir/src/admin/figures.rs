@@ -285,6 +285,21 @@ fn disk(stats: &DiskStats, text: &mut String) {
                 "Bytes of torn ends and damage at the start",
                 stats.lost_bytes,
             ),
+            (
+                "kvasir_kvstore_disk_scrubbed_bytes_total",
+                "Bytes that the scrub read again",
+                stats.scrubbed_bytes,
+            ),
+            (
+                "kvasir_kvstore_disk_scrub_damaged_total",
+                "Blocks that the scrub gave up",
+                stats.scrub_damaged,
+            ),
+            (
+                "kvasir_kvstore_disk_scrub_passes_total",
+                "Times that the scrub went over everything",
+                stats.scrub_passes,
+            ),
         ],
     );
     head(text, "kvasir_kvstore_disk_dropped_total", "counter", "Blocks not written, by reason");
@@ -307,6 +322,11 @@ fn disk(stats: &DiskStats, text: &mut String) {
             ("kvasir_kvstore_disk_file_bytes", "Bytes of segment files", stats.file_bytes),
             ("kvasir_kvstore_disk_file_bytes_max", "The bound on those", stats.file_bytes_max),
             ("kvasir_kvstore_disk_segments", "Segment files", stats.segments),
+            (
+                "kvasir_kvstore_disk_quarantined_pages",
+                "Places that the scrub found damaged",
+                stats.quarantined,
+            ),
             ("kvasir_kvstore_disk_queue_blocks", "Blocks that wait", stats.queue_objects),
             ("kvasir_kvstore_disk_suspended", "1 after a write error", stats.suspended),
         ],

@@ -110,6 +110,7 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
         reads_max,
         onboard_ms_max,
         onboard_lookups_max,
+        scrub_mib_per_s,
     } = config;
     let mut reader = Reader::new("disk", table);
     reader.set("bytes_max", bytes_max)?;
@@ -122,6 +123,7 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
     reader.set("reads_max", reads_max)?;
     reader.set("onboard_ms_max", onboard_ms_max)?;
     reader.set("onboard_lookups_max", onboard_lookups_max)?;
+    reader.set("scrub_mib_per_s", scrub_mib_per_s)?;
     reader.finish()
 }
 
