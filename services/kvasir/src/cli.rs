@@ -30,7 +30,7 @@ use crate::console::Console;
 use crate::identity::MemberRole;
 use crate::telemetry::{LogLayer, LogTap};
 use crate::up::{self, Replicas};
-use crate::{demo, generate, golden, roles, serve};
+use crate::{demo, generate, golden, kv, roles, serve};
 
 /// A serving system for models of the DeepSeek-V4.1 family.
 #[derive(Debug, Parser)]
@@ -65,6 +65,11 @@ enum Command {
     Golden(GoldenArgs),
     /// Serve the built-in model, hold a short chat and print the TTFT ladder.
     Demo(DemoArgs),
+    /// Look at, check and mend the segment files of a store node's disk. Needs no network.
+    Kv {
+        #[command(subcommand)]
+        which: kv::KvCommand,
+    },
     /// Measure a server, the transports or the hand-off.
     Bench {
         #[command(subcommand)]
@@ -419,6 +424,7 @@ fn dispatch(command: Command, tap: &LogTap, console: &mut Console) -> anyhow::Re
         Command::Generate(args) => block_on(generate::run(&args, clock, console)).map(|()| true),
         Command::Golden(args) => golden::run(&args, console),
         Command::Demo(args) => block_on(demo::run(&args, clock, console)),
+        Command::Kv { which } => kv::run(&which, clock, console),
         Command::Bench { which: BenchCommand::Ladder(args) } => {
             block_on(ladder(args, clock, console)).map(|()| true)
         }

@@ -39,3 +39,5 @@ pub mod bench;
 mod demo;
 mod generate;
 mod golden;
+
+mod kv;

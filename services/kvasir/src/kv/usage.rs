@@ -1,0 +1,71 @@
+//! `kvasir kv du`.
+
+use kvstore::survey::{Survey, Usage};
+use serde_json::json;
+
+use super::FolderArgs;
+use super::units::show_bytes;
+use crate::console::Console;
+
+/// What the bytes of a folder are spent on.
+pub(super) fn du(args: &FolderArgs, now: u64, console: &mut Console) -> anyhow::Result<()> {
+    let usage = Usage::of(&Survey::open(&args.folder)?, now);
+    if args.json {
+        console.line(&object(&usage).to_string())?;
+        return Ok(());
+    }
+    let line = |what: &str, bytes: u64, more: &str| {
+        format!("{what:<28} {:>10} {bytes:>16} B  {more}", show_bytes(bytes)).trim_end().to_owned()
+    };
+    let mut lines = Vec::new();
+    for (state, held) in &usage.states {
+        let more = format!("{} segments", held.segments);
+        lines.push(line(&format!("{state} segments"), held.bytes, &more));
+    }
+    let blocks = |count: u64| format!("{count} blocks");
+    lines.extend([
+        line("all segments", usage.file_bytes, ""),
+        String::new(),
+        line("live payload", usage.live_bytes, &blocks(usage.live_blocks)),
+        line("  written within 1 h", usage.ages.hour, ""),
+        line("  within 24 h", usage.ages.day, ""),
+        line("  within 72 h", usage.ages.retention, ""),
+        line("  older", usage.ages.older, ""),
+        line("superseded payload", usage.superseded_bytes, &blocks(usage.superseded_blocks)),
+        line("record headers and padding", usage.padding_bytes, ""),
+        line("segment headers and tables", usage.structure_bytes, ""),
+        line("torn, damaged, unreadable", usage.lost_bytes, ""),
+    ]);
+    if let Some(amplification) = usage.amplification() {
+        lines.push(String::new());
+        lines.push(format!("{amplification:.3} bytes of files for each byte of live payload"));
+    }
+    for line in lines {
+        console.line(&line)?;
+    }
+    Ok(())
+}
+
+fn object(usage: &Usage) -> serde_json::Value {
+    let states = usage.states.iter().map(|(state, held)| {
+        ((*state).to_owned(), json!({"segments": held.segments, "bytes": held.bytes}))
+    });
+    json!({
+        "states": states.collect::<serde_json::Map<_, _>>(),
+        "file_bytes": usage.file_bytes,
+        "live_blocks": usage.live_blocks,
+        "live_bytes": usage.live_bytes,
+        "live_bytes_by_age": {
+            "1h": usage.ages.hour,
+            "24h": usage.ages.day,
+            "72h": usage.ages.retention,
+            "older": usage.ages.older,
+        },
+        "superseded_blocks": usage.superseded_blocks,
+        "superseded_bytes": usage.superseded_bytes,
+        "padding_bytes": usage.padding_bytes,
+        "structure_bytes": usage.structure_bytes,
+        "lost_bytes": usage.lost_bytes,
+        "space_amplification": usage.amplification(),
+    })
+}
