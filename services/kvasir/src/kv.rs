@@ -133,8 +133,8 @@ pub(crate) struct PlanArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     drives: u32,
     /// Drive writes per day that the drives are rated for.
-    #[arg(long, default_value = "1.0", value_parser = units::thousandths)]
-    dwpd: u64,
+    #[arg(long, default_value_t = 1.0)]
+    dwpd: f64,
     /// JSON instead of text.
     #[arg(long)]
     json: bool,

@@ -31,11 +31,6 @@ pub(super) fn seconds(text: &str) -> Result<u64, String> {
     read.ok_or_else(|| format!("{text} is no time; write 72h, 3d, 30m or 90s"))
 }
 
-/// Reads a decimal number in thousandths: `1.0` is 1,000.
-pub(super) fn thousandths(text: &str) -> Result<u64, String> {
-    scaled(text, 1_000).ok_or_else(|| format!("{text} is no number; write 1.0 or 0.3"))
-}
-
 /// Reads a segment's number, or the name of its file.
 pub(super) fn segment(text: &str) -> Result<u64, String> {
     let number = segment_number(text).or_else(|| text.parse().ok());
@@ -95,7 +90,7 @@ fn scaled(number: &str, unit: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes, seconds, segment, show_age, show_bytes, thousandths};
+    use super::{bytes, seconds, segment, show_age, show_bytes};
 
     #[test]
     fn sizes_are_read_exactly() {
@@ -122,7 +117,6 @@ mod tests {
             assert_eq!(seconds(text), Ok(expected), "{text}");
         }
         assert!(seconds("72").is_err_and(|error| error.contains("write 72h")));
-        assert_eq!((thousandths("1.0"), thousandths("0.3")), (Ok(1_000), Ok(300)));
     }
 
     #[test]
