@@ -87,7 +87,7 @@ impl DiskConfig {
             return Err(refused("segment_bytes", self.segment_bytes, expected));
         }
         let wait = 1..=60_000;
-        let settings: [(&'static str, u64, RangeInclusive<u64>, &'static str); 9] = [
+        let settings: [(&'static str, u64, RangeInclusive<u64>, &'static str); 10] = [
             (
                 "bytes_max",
                 self.bytes_max,
