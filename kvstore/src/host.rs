@@ -29,8 +29,8 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, CacheChange, Clock, Descriptor, Flow, LocateEvent, ObjectKey, ObjectKind,
-    OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory, Ticket, Tier,
+    BlockStore, CacheChange, Clock, Descriptor, Flow, Grouped, LocateEvent, ObjectKey, ObjectKind,
+    OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory, Ticket, Tier, ungrouped,
 };
 
 pub use stats::HostStats;
@@ -335,9 +335,10 @@ impl BlockStore for HostTier {
     fn locate(
         &self,
         context: RequestContext,
-        keys: Vec<ObjectKey>,
+        keys: Vec<Grouped<ObjectKey>>,
         sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
+        let keys = ungrouped(keys);
         let pins = Arc::new(Mutex::new(Pins::Waiting));
         let lookup = Lookup { context, keys, sink, pins: Arc::clone(&pins) };
         match self.send(Command::Locate(lookup)) {
@@ -358,9 +359,10 @@ impl BlockStore for HostTier {
     fn offer(
         &self,
         context: RequestContext,
-        mut objects: Vec<Descriptor>,
+        objects: Vec<Grouped<Descriptor>>,
         mut sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
+        let mut objects = ungrouped(objects);
         let waiting = Waiting::admit(&self.waiting, objects.len(), self.queue_max);
         let refused = objects.split_off(waiting.count());
         if self.refuse(&refused, &mut sink) == Flow::Closed || objects.is_empty() {
@@ -423,7 +425,7 @@ impl BlockStore for NoStore {
     fn locate(
         &self,
         _: RequestContext,
-        keys: Vec<ObjectKey>,
+        keys: Vec<Grouped<ObjectKey>>,
         mut sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
         // Closed or not, there is nothing more to say.
@@ -434,11 +436,11 @@ impl BlockStore for NoStore {
     fn offer(
         &self,
         _: RequestContext,
-        objects: Vec<Descriptor>,
+        objects: Vec<Grouped<Descriptor>>,
         mut sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         for object in objects {
-            let event = OfferEvent { key: object.key, outcome: OfferOutcome::Dropped };
+            let event = OfferEvent { key: object.item.key, outcome: OfferOutcome::Dropped };
             if sink.emit(event) == Flow::Closed {
                 break;
             }

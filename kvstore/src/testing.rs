@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use shared::{BlockName, ObjectKind, RegionId, SlotIndex, SlotMemory, Tier};
+use shared::{
+    BlockName, Descriptor, Grouped, ObjectKey, ObjectKind, RegionId, SlotIndex, SlotMemory, Tier,
+};
 
 use crate::memory::HostMemory;
 use crate::pool::{Pool, PoolConfig, Seal, SealedSlot};
@@ -76,6 +78,16 @@ pub(crate) fn bytes_of(slot: &SealedSlot) -> Vec<u8> {
 /// Flips one bit behind the pool's back.
 pub(crate) fn damage(memory: &HostMemory, slot: SlotIndex) {
     memory.write(slot, &mut |bytes| bytes[3] ^= 0x10);
+}
+
+/// Keys, each as a group of its own.
+pub(crate) fn asked(keys: &[ObjectKey]) -> Vec<Grouped<ObjectKey>> {
+    keys.iter().copied().map(Grouped::<ObjectKey>::alone).collect()
+}
+
+/// Objects, each as a group of its own.
+pub(crate) fn offers(objects: &[Descriptor]) -> Vec<Grouped<Descriptor>> {
+    objects.iter().copied().map(Grouped::<Descriptor>::alone).collect()
 }
 
 /// The next event, or a failed test instead of a hanging one.

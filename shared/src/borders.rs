@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::events::{DecodeEvent, LocateEvent, OfferEvent, PlaceEvent, PrefillEvent};
+use crate::groups::Grouped;
 use crate::ids::{RequestContext, SlotIndex, WorkerRank};
 use crate::objects::{Descriptor, ObjectKey};
 use crate::requests::{DecodeRequest, PlaceRequest, PrefillRequest};
@@ -85,12 +86,14 @@ pub trait Placer: Send + Sync {
 }
 
 /// A store of cached objects outside a worker: host memory, drives, other nodes.
+///
+/// Callers say the group of each object, which decides where it lies among several nodes; one node does without.
 pub trait BlockStore: Send + Sync {
     /// Looks keys up and pins what is found until the ticket drops. One event.
     fn locate(
         &self,
         context: RequestContext,
-        keys: Vec<ObjectKey>,
+        keys: Vec<Grouped<ObjectKey>>,
         sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket;
 
@@ -99,7 +102,7 @@ pub trait BlockStore: Send + Sync {
     fn offer(
         &self,
         context: RequestContext,
-        objects: Vec<Descriptor>,
+        objects: Vec<Grouped<Descriptor>>,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket;
 }

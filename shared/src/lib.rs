@@ -14,6 +14,7 @@ pub mod borders;
 pub mod clock;
 pub mod errors;
 pub mod events;
+pub mod groups;
 pub mod ids;
 pub mod layout;
 pub mod names;
@@ -31,6 +32,7 @@ pub use events::{
     CacheChange, CacheEvent, DecodeEvent, FinishReason, LoadReport, LocateEvent, OfferEvent,
     OfferOutcome, PlaceEvent, PrefillEvent, StartReport, WindowSource, WorkerEvent,
 };
+pub use groups::{GROUP_BLOCKS, Grouped, group_of, owners, ungrouped};
 pub use ids::{
     DpRank, Generation, MediaId, RegionId, RequestContext, RequestId, SlotIndex, TenantId, TokenId,
     TraceContext, WorkerId, WorkerRank,

@@ -12,7 +12,9 @@ use super::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoSt
 use crate::disk::DiskTier;
 use crate::memory::{HostMemory, MemoryError};
 use crate::pool::{Pool, SealedSlot};
-use crate::testing::{SLOT_BYTES, damage, name, next, payload, pool, pool_of, store};
+use crate::testing::{
+    SLOT_BYTES, asked, damage, name, next, offers, payload, pool, pool_of, store,
+};
 use crate::transport::{
     LocalTransport, LocalTransportConfig, ReadDone, ReadError, ReadRequest, Transport,
 };
@@ -80,7 +82,7 @@ impl Rig {
     /// Offers and waits for all answers.
     fn offer(&self, objects: &[Descriptor]) -> Vec<OfferOutcome> {
         let (sink, events) = sending();
-        let _ticket = self.tier.offer(RequestContext::NONE, objects.to_vec(), sink);
+        let _ticket = self.tier.offer(RequestContext::NONE, offers(objects), sink);
         objects
             .iter()
             .map(|object| {
@@ -93,7 +95,7 @@ impl Rig {
 
     fn locate(&self, keys: &[ObjectKey]) -> (Ticket, Vec<Option<Descriptor>>) {
         let (sink, events) = sending();
-        let ticket = self.tier.locate(RequestContext::NONE, keys.to_vec(), sink);
+        let ticket = self.tier.locate(RequestContext::NONE, asked(keys), sink);
         let event: LocateEvent = next(&events);
         assert_eq!(event.found.len(), keys.len());
         (ticket, event.found)
@@ -407,7 +409,7 @@ fn lookups_are_answered_and_the_tier_stops_while_a_read_hangs() {
     let rig = Rig::with(config(), |_| handle);
     let held = rig.block(1);
     let (sink, events) = sending::<OfferEvent>();
-    let ticket = rig.tier.offer(RequestContext::NONE, vec![held.descriptor()], sink);
+    let ticket = rig.tier.offer(RequestContext::NONE, offers(&[held.descriptor()]), sink);
     next(&reading);
     assert!(!rig.holds(key(1)));
     assert_eq!(rig.tier.blocks().audit().owned, 1);
@@ -425,17 +427,17 @@ fn a_lookup_whose_ticket_dropped_before_its_turn_pins_nothing() {
     let held = [rig.block(1), rig.block(2)];
     assert_eq!(rig.offer(&[held[0].descriptor()]), [OfferOutcome::Stored]);
     let (sink, offered, gate) = gated::<OfferEvent>();
-    let offer = rig.tier.offer(RequestContext::NONE, vec![held[1].descriptor()], sink);
+    let offer = rig.tier.offer(RequestContext::NONE, offers(&[held[1].descriptor()]), sink);
     assert_eq!(next(&offered).outcome, OfferOutcome::Stored);
     let (sink, located) = sending::<LocateEvent>();
-    drop(rig.tier.locate(RequestContext::NONE, vec![key(1)], sink));
+    drop(rig.tier.locate(RequestContext::NONE, asked(&[key(1)]), sink));
     gate.send(()).unwrap();
     assert!(located.recv().is_err(), "the sink was dropped unanswered");
     drop((offer, held));
     rig.assert_at_rest();
     let (sink, kept) = sending::<LocateEvent>();
     drop(kept);
-    let ticket = rig.tier.locate(RequestContext::NONE, vec![key(1)], sink);
+    let ticket = rig.tier.locate(RequestContext::NONE, asked(&[key(1)]), sink);
     assert!(rig.holds(key(2)), "the thread is past the closed sink");
     rig.assert_at_rest();
     drop(ticket);
@@ -447,7 +449,7 @@ fn a_withdrawn_offer_is_not_read() {
     let held = [1, 2, 3, 4].map(|number| rig.block(number));
     let offered = held.each_ref().map(SealedSlot::descriptor);
     let (sink, events, gate) = gated();
-    let ticket = rig.tier.offer(RequestContext::NONE, offered.to_vec(), sink);
+    let ticket = rig.tier.offer(RequestContext::NONE, offers(&offered), sink);
     let first: OfferEvent = next(&events);
     assert_eq!(first.outcome, OfferOutcome::Stored);
     drop(ticket);
@@ -483,7 +485,7 @@ fn an_offer_that_is_not_read_in_time_is_dropped_and_lookups_go_on() {
     let held = [1, 2, 3].map(|number| rig.block(number));
     let (sink, events) = sending::<OfferEvent>();
     let offered = held.each_ref().map(SealedSlot::descriptor);
-    let _ticket = rig.tier.offer(RequestContext::NONE, offered.to_vec(), sink);
+    let _ticket = rig.tier.offer(RequestContext::NONE, offers(&offered), sink);
     assert!(!rig.holds(key(1)), "lookups are answered meanwhile");
     for _ in &held {
         assert_eq!(next(&events).outcome, OfferOutcome::Dropped);
@@ -500,21 +502,22 @@ fn a_full_queue_drops_offers_and_answers_lookups_with_nothing() {
     let held = [1, 2, 3, 4].map(|number| rig.block(number));
     let object = |index: usize| held[index].descriptor();
     let (sink, first, gate) = gated::<OfferEvent>();
-    let one = rig.tier.offer(RequestContext::NONE, vec![object(0)], sink);
+    let one = rig.tier.offer(RequestContext::NONE, offers(&[object(0)]), sink);
     assert_eq!(next(&first).outcome, OfferOutcome::Stored);
     // The thread is stopped, the first object no longer waits: two may.
     let (sink, events) = sending::<OfferEvent>();
-    let two = rig.tier.offer(RequestContext::NONE, vec![object(1), object(2), object(3)], sink);
+    let two =
+        rig.tier.offer(RequestContext::NONE, offers(&[object(1), object(2), object(3)]), sink);
     let refused = next(&events);
     assert_eq!((refused.key, refused.outcome), (key(4), OfferOutcome::Dropped));
     let (sink, late) = sending::<OfferEvent>();
-    drop(rig.tier.offer(RequestContext::NONE, vec![object(3)], sink));
+    drop(rig.tier.offer(RequestContext::NONE, offers(&[object(3)]), sink));
     assert_eq!(next(&late).outcome, OfferOutcome::Dropped);
     // The offer took one of the two places for commands.
     let (sink, queued) = sending::<LocateEvent>();
-    let three = rig.tier.locate(RequestContext::NONE, vec![key(1)], sink);
+    let three = rig.tier.locate(RequestContext::NONE, asked(&[key(1)]), sink);
     let (sink, full) = sending::<LocateEvent>();
-    drop(rig.tier.locate(RequestContext::NONE, vec![key(1), key(2)], sink));
+    drop(rig.tier.locate(RequestContext::NONE, asked(&[key(1), key(2)]), sink));
     assert_eq!(next(&full).found, [None, None]);
     assert_eq!(queued.try_recv(), Err(TryRecvError::Empty));
     gate.send(()).unwrap();
@@ -600,11 +603,11 @@ fn settings_out_of_range_are_refused_by_name() {
 #[test]
 fn no_store_holds_nothing() {
     let (sink, located) = sending::<LocateEvent>();
-    drop(NoStore.locate(RequestContext::NONE, vec![key(1), key(2)], sink));
+    drop(NoStore.locate(RequestContext::NONE, asked(&[key(1), key(2)]), sink));
     assert_eq!(next(&located).found, [None, None]);
     let source = pool(1, 1);
     let held = store(&source, 1);
     let (sink, offered) = sending::<OfferEvent>();
-    drop(NoStore.offer(RequestContext::NONE, vec![held.descriptor()], sink));
+    drop(NoStore.offer(RequestContext::NONE, offers(&[held.descriptor()]), sink));
     assert_eq!(next(&offered).outcome, OfferOutcome::Dropped);
 }

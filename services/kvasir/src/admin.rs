@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::wiring::{Cluster, NamedPool};
 
-pub(crate) use figures::{decode, prefill, reads, router as routing, store};
+pub(crate) use figures::{decode, prefill, reads, router as routing, store, stores};
 
 /// Text of the Prometheus format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";

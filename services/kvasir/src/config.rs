@@ -6,6 +6,7 @@
 mod cluster;
 mod reader;
 pub(crate) mod show;
+mod stores;
 mod tables;
 
 use std::fs;
@@ -22,6 +23,7 @@ use serde::Deserialize;
 use shared::StartGeometry;
 
 pub use cluster::{ClusterConfig, MemberConfig};
+pub use stores::StoresConfig;
 
 use crate::cli::ArithChoice;
 use crate::telemetry::TelemetryConfig;
@@ -55,6 +57,8 @@ pub struct Config {
     pub store: HostTierConfig,
     /// The drive of each store node; its folder stands at the member.
     pub disk: DiskConfig,
+    /// How objects spread over the store nodes, as workers see them.
+    pub stores: StoresConfig,
     /// Reads between pools, of this process and of others.
     pub transport: PeerTransportConfig,
     /// Traces and log lines by OTLP.
@@ -119,6 +123,7 @@ impl Default for Config {
             decode: DecodeConfig::STANDARD,
             store: HostTierConfig::DEFAULT,
             disk: DiskConfig::in_folder(PathBuf::new()),
+            stores: StoresConfig::default(),
             transport: PeerTransportConfig::DEFAULT,
             telemetry: TelemetryConfig::default(),
         }
@@ -163,12 +168,13 @@ impl Config {
         tables::decode(table("decode")?, &mut config.decode)?;
         tables::store(table("store")?, &mut config.store)?;
         tables::disk(table("disk")?, &mut config.disk)?;
+        config.stores = table("stores")?.try_into().context("[stores]")?;
         tables::transport(table("transport")?, &mut config.transport)?;
         config.telemetry = table("telemetry")?.try_into().context("[telemetry]")?;
         config.router = table("router")?;
         if let Some(name) = tables.keys().next() {
             bail!(
-                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, transport, telemetry"
+                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, stores, transport, telemetry"
             );
         }
         config.check()?;
@@ -240,6 +246,7 @@ impl Config {
         self.store.check().context("[store]")?;
         // Any size of block shows wrong values; the model's own comes later.
         self.disk.check(1).context("[disk]")?;
+        self.stores.check()?;
         self.transport.check().context("[transport]")?;
         self.cluster.check()?;
         self.telemetry.check()?;
@@ -312,6 +319,9 @@ mod tests {
             ("[store]\nttl = 1\n", "store.ttl"),
             ("[store]\nbatch_max = 0\n", "batch_max"),
             ("[disk]\nreaders = 0\n", "readers"),
+            ("[stores]\nreplicas_max = 4\n", "stores.replicas_max"),
+            ("[stores]\nhot_window_s = 0\n", "stores.hot_window_s"),
+            ("[stores]\nreplicas = 2\n", "replicas"),
             ("[gateway]\nkeep_alive_ms = 0\n", "gateway.keep_alive_ms"),
             ("[transport]\nrun_max = 0\n", "run_max"),
             ("[transport]\nqueue_max = 0\n", "transport.queue_max"),

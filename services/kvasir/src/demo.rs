@@ -10,9 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use shared::Clock;
 
-use crate::bench::ladder::{Ladder, LadderOptions, LadderReport, Prompt, Rung, describe};
+use crate::bench::ladder::{Ladder, LadderOptions, LadderReport, Rung, describe};
 use crate::cli::DemoArgs;
 use crate::client::{ChatRequest, Client, Message};
+use crate::config::MemberConfig;
 use crate::console::Console;
 use crate::identity::MemberRole;
 use crate::serve::StopSignals;
@@ -27,11 +28,13 @@ const MODEL: &str = "deploy/models/seedling";
 const MODEL_NAME: &str = "seedling";
 /// Settings of the demo. Lineage exact: every answer from a cache is then promised to be the cold one, those from a drive
 /// too. Its stores need a hundred blocks, not a gigabyte; their drives the same, at once, and so much of a bound that the
-/// write budget takes all of them in a moment.
+/// write budget takes all of them in a moment. Nothing is copied between stores, so that each run of rung `remote` finds
+/// blocks where the run before did.
 const SETTINGS: &str = "[server]\nmodel_name = \"seedling\"\n\
     [gateway]\nlineage = \"exact\"\n\
     [store]\nblock_bytes_max = 67108864\nwindow_bytes_max = 16777216\n\
-    [disk]\nbytes_max = 1073741824\nsegment_bytes = 16777216\nsync_ms = 100\n";
+    [disk]\nbytes_max = 1073741824\nsegment_bytes = 16777216\nsync_ms = 100\n\
+    [stores]\ncopies_max = 0\n";
 /// How long a member may take to finish its requests when it is stopped.
 const DRAIN: Duration = Duration::from_secs(5);
 /// A cached first token comes in at most this share of the cold one's time, in the same run. Source: issue 2.
@@ -148,11 +151,11 @@ async fn climb(
     let mut ladder = Ladder::start(&options, clock).await?;
     let mut told =
         |ladder: &Ladder| ladder.last().map_or(Ok(()), |rung| say(args, console, &describe(rung)));
-    ladder.cold(Prompt::First).await?;
+    ladder.cold().await?;
     told(&ladder)?;
-    ladder.again("device", Prompt::First, &[]).await?;
+    ladder.again("device", &[]).await?;
     told(&ladder)?;
-    ladder.again("host", Prompt::First, &["device"]).await?;
+    ladder.again("host", &["device"]).await?;
     told(&ladder)?;
     // Workers first: what they still offer is taken.
     ladder.settle().await?;
@@ -161,21 +164,40 @@ async fn climb(
     }
     let all: Vec<String> = stores.iter().chain(&workers).cloned().collect();
     cluster.start_again(&all).await?;
-    ladder.again("disk", Prompt::First, &["device", "host"]).await?;
+    ladder.again("disk", &["device", "host"]).await?;
     told(&ladder)?;
-    // While the nearest node is away, blocks go to the other one.
-    let nearest = &stores[..1];
-    cluster.stop(nearest).await?;
+    // While the node that owns most of the prompt is away, the other one takes its part. Then it comes back with nothing.
+    ladder.settle().await?;
+    let owner = fullest(cluster, clock).await?;
+    let away = std::slice::from_ref(&owner.name);
+    cluster.stop(away).await?;
     ladder.watch(&cluster.admins_running())?;
-    cluster.left(nearest).await?;
-    ladder.cold(Prompt::Second).await?;
-    cluster.start_again(nearest).await?;
+    cluster.left(away).await?;
+    ladder.refill().await?;
+    cluster.start_again(away).await?;
+    let admin = Client::http(&format!("http://{}", owner.admin), None, Arc::clone(clock))?;
+    admin.json("POST", "/debug/cache/evict?tier=all").await?;
     ladder.watch(&cluster.admins())?;
-    ladder.again("remote", Prompt::Second, &["device"]).await?;
+    ladder.again("remote", &["device"]).await?;
     told(&ladder)?;
     ladder.direct().await?;
     told(&ladder)?;
     ladder.report().await
+}
+
+/// The store node with the most blocks in memory.
+async fn fullest(cluster: &LocalCluster, clock: &Arc<dyn Clock>) -> anyhow::Result<MemberConfig> {
+    let mut found: Option<(u64, MemberConfig)> = None;
+    for member in cluster.role(MemberRole::Kvstore) {
+        let admin = Client::http(&format!("http://{}", member.admin), None, Arc::clone(clock))?;
+        let audit = admin.json("GET", "/debug/audit").await?;
+        let blocks = audit["pools"]["store_blocks"]["cached"].as_u64().unwrap_or(0);
+        if found.as_ref().is_none_or(|(most, _)| *most < blocks) {
+            found = Some((blocks, member.clone()));
+        }
+    }
+    let (_, member) = found.context("the demo has store nodes")?;
+    Ok(member)
 }
 
 /// A line for people: beside the result when that is JSON.

@@ -10,7 +10,7 @@ mod base;
 mod front;
 mod peers;
 mod store;
-mod stores;
+pub(crate) mod stores;
 mod worker;
 
 use std::sync::Arc;

@@ -16,7 +16,7 @@ use super::{Rig, config, key, sending, window_key};
 use crate::disk::tests::{Folder, config as disk_config, wiring};
 use crate::disk::{DiskConfig, DiskStats, DiskTier};
 use crate::pool::Pool;
-use crate::testing::{Generator, bytes_of, name, next, payload, pool, store};
+use crate::testing::{Generator, asked, bytes_of, name, next, offers, payload, pool, store};
 use crate::transport::{ReadDone, ReadRequest, Transport};
 
 const FLUSH: Duration = Duration::from_secs(20);
@@ -73,7 +73,7 @@ fn fetch(rig: &Rig, found: &[Option<Descriptor>]) -> Vec<Option<u64>> {
 
 fn ask(rig: &Rig, keys: &[ObjectKey]) -> (Ticket, Receiver<LocateEvent>) {
     let (sink, events) = sending();
-    (rig.tier.locate(RequestContext::NONE, keys.to_vec(), sink), events)
+    (rig.tier.locate(RequestContext::NONE, asked(keys), sink), events)
 }
 
 /// Runs `body` while no block slot of the tier can be written, so that reads from disk stop.
@@ -363,7 +363,8 @@ fn offers_and_lookups_at_once_never_show_wrong_bytes() {
             for round in 0..400 {
                 let held = rig.block(u64::try_from(generator.below(40)).unwrap());
                 let (sink, events) = sending::<OfferEvent>();
-                let _ticket = rig.tier.offer(RequestContext::NONE, vec![held.descriptor()], sink);
+                let _ticket =
+                    rig.tier.offer(RequestContext::NONE, offers(&[held.descriptor()]), sink);
                 let _outcome = next(&events);
                 if round % 20 == 0 {
                     assert!(disk.flush(FLUSH));

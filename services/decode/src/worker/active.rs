@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use engine::{Floors, Layers, RowPlan, Sequence};
 use kvstore::{OwnedSlot, Seal, SealedSlot};
-use shared::{BLOCK_TOKENS, BlockName, RequestContext, TokenId};
+use shared::{BLOCK_TOKENS, BlockName, Grouped, RequestContext, TokenId};
 
 use crate::scheduler::TailPlan;
 use crate::worker::basis::Basis;
@@ -121,7 +121,9 @@ impl Active {
             chain.name_through(self.sequence.ids(), full);
             let mut sealed = Vec::new();
             while self.settled < full {
-                sealed.extend(self.seal(core, self.settled, chain.names[self.settled]));
+                let Grouped { item: name, group } = chain.grouped(self.settled);
+                let fresh = self.seal(core, self.settled, name);
+                sealed.extend(fresh.map(|item| Grouped { item, group }));
                 self.settled += 1;
             }
             core.offer(self.context, sealed);
@@ -136,7 +138,7 @@ impl Active {
         let bytes = self.snapshots.take(end, core.engine.layout().window_bytes());
         self.sequence.export_window(end, bytes);
         if end == self.basis.boundary {
-            core.publish_window(self.context, chain.names[full - 1], self.exact, bytes);
+            core.publish_window(self.context, chain.grouped(full - 1), self.exact, bytes);
         }
     }
 
@@ -169,7 +171,7 @@ impl Active {
         let boundary = core.engine.geometry().boundary(count(self.sequence.ids().len()));
         if let Some(bytes) = self.snapshots.at(boundary) {
             let block = index(boundary / BLOCK_TOKENS) - 1;
-            core.publish_window(self.context, chain.names[block], self.exact, bytes);
+            core.publish_window(self.context, chain.grouped(block), self.exact, bytes);
         }
     }
 }

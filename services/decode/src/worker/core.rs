@@ -8,9 +8,9 @@ use std::time::Duration;
 use engine::{Engine, KvSlab};
 use kvstore::{Pool, ReadRequest, Seal, SealedSlot, StartCosts, Transport};
 use shared::{
-    BlockName, BlockStore, CacheEvent, Clock, Flow, LoadReport, LocateEvent, ObjectKey, OfferEvent,
-    PrefillDirectory, PrefillEvent, RequestContext, Sink, Ticket, Timestamp, WorkerEvent,
-    WorkerRank,
+    BlockName, BlockStore, CacheEvent, Clock, Flow, Grouped, LoadReport, LocateEvent, ObjectKey,
+    OfferEvent, PrefillDirectory, PrefillEvent, RequestContext, Sink, Ticket, Timestamp,
+    WorkerEvent, WorkerRank, ungrouped,
 };
 
 use crate::config::DecodeConfig;
@@ -110,7 +110,7 @@ impl Core {
         &mut self,
         key: SequenceKey,
         context: RequestContext,
-        objects: Vec<ObjectKey>,
+        objects: Vec<Grouped<ObjectKey>>,
     ) -> (OperationId, Ticket) {
         let operation = self.begin(Operation::Locate(key));
         let sink = NoteSink::new(&self.mailbox, operation, 1);
@@ -178,14 +178,15 @@ impl Core {
         self.reads_open.contains_key(&key)
     }
 
-    /// Seals and publishes a window object, unless its name is held or no slot can be had.
+    /// Seals and publishes the window object of this name, unless it is held or no slot can be had.
     pub(super) fn publish_window(
         &mut self,
         context: RequestContext,
-        name: BlockName,
+        name: Grouped<BlockName>,
         exact: bool,
         bytes: &[u8],
     ) {
+        let Grouped { item: name, group } = name;
         if self.windows.contains(name) {
             return;
         }
@@ -198,12 +199,12 @@ impl Core {
         let seal = Seal { name, exact, bytes: payload_bytes(bytes.len()) };
         let sealed = self.windows.seal(slot, seal);
         self.stats.windows_published += 1;
-        self.offer(context, vec![sealed]);
+        self.offer(context, vec![Grouped { item: sealed, group }]);
     }
 
     /// Offers objects to the store, as many as the bound on open offers leaves; they stay pinned until their outcome
     /// is known.
-    pub(super) fn offer(&mut self, context: RequestContext, mut objects: Vec<SealedSlot>) {
+    pub(super) fn offer(&mut self, context: RequestContext, mut objects: Vec<Grouped<SealedSlot>>) {
         let room = self.config.offers_max - self.offers_open;
         self.stats.offers_skipped += widen(objects.len().saturating_sub(room));
         objects.truncate(room);
@@ -212,7 +213,12 @@ impl Core {
         }
         self.stats.offers += widen(objects.len());
         self.offers_open += objects.len();
-        let descriptors: Vec<_> = objects.iter().map(SealedSlot::descriptor).collect();
+        let descriptor = |Grouped { item, group }: &Grouped<SealedSlot>| Grouped {
+            item: item.descriptor(),
+            group: *group,
+        };
+        let descriptors: Vec<_> = objects.iter().map(descriptor).collect();
+        let objects = ungrouped(objects);
         let since = self.clock.now();
         let operation = self.begin(Operation::Offer { context, objects, ticket: None, since });
         let sink = NoteSink::new(&self.mailbox, operation, descriptors.len());

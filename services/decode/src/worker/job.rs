@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kvstore::check_names;
 use shared::{
-    BLOCK_TOKENS, BlockName, DecodeEvent, DecodeRequest, FinishReason, Flow, Root, ServeError,
-    Sink, StartGeometry, StartReport, TokenId, next_name,
+    BLOCK_TOKENS, BlockName, DecodeEvent, DecodeRequest, FinishReason, Flow, Grouped, Root,
+    ServeError, Sink, StartGeometry, StartReport, TokenId, group_of, next_name,
 };
 
 use crate::scheduler::SequenceKey;
@@ -60,6 +60,11 @@ pub(super) struct Chain {
 impl Chain {
     pub(super) fn new(root: Root, names: &[BlockName]) -> Self {
         Self { names: names.to_vec(), root }
+    }
+
+    /// The name of a block that was named, with its group.
+    pub(super) fn grouped(&self, block: usize) -> Grouped<BlockName> {
+        Grouped { item: self.names[block], group: group_of(&self.names, block) }
     }
 
     /// Names the first `blocks` blocks of `ids`.

@@ -17,8 +17,9 @@ use kvstore::{
     useful_window_floor,
 };
 use shared::{
-    BLOCK_TOKENS, BlockName, Descriptor, Lineage, LocateEvent, ObjectKey, ObjectKind,
+    BLOCK_TOKENS, BlockName, Descriptor, Grouped, Lineage, LocateEvent, ObjectKey, ObjectKind,
     RequestContext, Root, StartReport, Ticket, Tier, Timestamp, TokenId, WindowSource, WorkerRank,
+    group_of,
 };
 
 use crate::mailbox::OperationId;
@@ -146,8 +147,13 @@ impl Start {
         if blocks.is_empty() && self.windows.contains_key(&boundary) {
             return;
         }
-        let block = |i: &usize| ObjectKey { kind: ObjectKind::Block, name: self.asked.names[*i] };
-        let window = |at: &u32| ObjectKey { kind: ObjectKind::Window, name: self.window_name(*at) };
+        let names = &self.asked.names;
+        let key = |kind, block: usize| Grouped {
+            item: ObjectKey { kind, name: names[block] },
+            group: group_of(names, block),
+        };
+        let block = |i: &usize| key(ObjectKind::Block, *i);
+        let window = |at: &u32| key(ObjectKind::Window, index(at / BLOCK_TOKENS) - 1);
         let keys = blocks.iter().map(block).chain(windows.iter().map(window)).collect();
         let (operation, ticket) = core.locate(self.asked.key, self.asked.context, keys);
         self.store = Some(ticket);

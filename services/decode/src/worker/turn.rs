@@ -4,14 +4,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared::{DecodeEvent, FinishReason, Flow, ServeError, StartReport, Timestamp, WorkerRank};
+use shared::{
+    BLOCK_TOKENS, DecodeEvent, FinishReason, Flow, Grouped, ServeError, StartReport, Timestamp,
+    WorkerRank,
+};
 
 use crate::config::DecodeConfig;
 use crate::mailbox::{Command, Life, Note, OperationId, Submission};
 use crate::scheduler::{Arrival, Scheduler, SchedulerLimits, SequenceKey, Stage};
 use crate::stats::DecodeStats;
 use crate::worker::active::Active;
-use crate::worker::core::{Core, Operation, count, widen};
+use crate::worker::core::{Core, Operation, count, index, widen};
 use crate::worker::job::{Job, JobState, ModelLimits, Report, Verdict, examine};
 use crate::worker::start::{Ready, Start};
 use crate::worker::step::StepBuffers;
@@ -242,9 +245,11 @@ impl Loop {
             self.core.forget_start(key);
             note_start(&mut self.core.stats, job, &done);
             if done.window_is_new
-                && let Some((_, window)) = &done.window
+                && let Some((end, window)) = &done.window
             {
-                self.core.offer(job.request.context(), vec![window.clone()]);
+                let group = job.chain.grouped(index(end / BLOCK_TOKENS) - 1).group;
+                let window = Grouped { item: window.clone(), group };
+                self.core.offer(job.request.context(), vec![window]);
             }
             let (active, tail) =
                 Active::begin(&self.core, job.request.context(), basis, &job.ids, done);

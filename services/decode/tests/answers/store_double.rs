@@ -2,7 +2,8 @@
 
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, Descriptor, LocateEvent, ObjectKey, OfferEvent, RequestContext, Sink, Ticket,
+    BlockStore, Descriptor, Grouped, LocateEvent, ObjectKey, OfferEvent, RequestContext, Sink,
+    Ticket,
 };
 
 /// Keeps every sink and says nothing.
@@ -27,7 +28,7 @@ impl BlockStore for SilentStore {
     fn locate(
         &self,
         _: RequestContext,
-        _: Vec<ObjectKey>,
+        _: Vec<Grouped<ObjectKey>>,
         sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
         self.lookups.lock().push(sink);
@@ -37,7 +38,7 @@ impl BlockStore for SilentStore {
     fn offer(
         &self,
         _: RequestContext,
-        _: Vec<Descriptor>,
+        _: Vec<Grouped<Descriptor>>,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         self.offers.lock().push(sink);

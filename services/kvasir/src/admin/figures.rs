@@ -8,6 +8,7 @@ use prefill::PrefillStats;
 use router::RouterSnapshot;
 use shared::Tier;
 
+use crate::roles::stores::StoresStats;
 use crate::wiring::{Cluster, NamedPool};
 
 /// Appends the figures of all roles of one process, the pools' left out.
@@ -390,6 +391,33 @@ fn retention(stats: &DiskStats, text: &mut String) {
             ),
         ],
     );
+}
+
+/// Appends the figures of a worker's lookups over several store nodes.
+pub(crate) fn stores(stats: &StoresStats, text: &mut String) {
+    head(text, "kvasir_stores_keys_total", "counter", "Keys looked up, by where they were found");
+    let places = [
+        ("first", stats.found_first),
+        ("further", stats.found_further),
+        ("nowhere", stats.not_found),
+    ];
+    for (place, keys) in places {
+        sample(text, "kvasir_stores_keys_total", &[("place", place)], keys);
+    }
+    head(
+        text,
+        "kvasir_stores_copies_total",
+        "counter",
+        "Objects for a store node to read from another",
+    );
+    let outcomes = [
+        ("stored", stats.copies_stored),
+        ("dropped", stats.copies_dropped),
+        ("skipped", stats.copies_skipped),
+    ];
+    for (outcome, copies) in outcomes {
+        sample(text, "kvasir_stores_copies_total", &[("outcome", outcome)], copies);
+    }
 }
 
 /// Appends the figures of a process's reads from others, and of what it serves to them.

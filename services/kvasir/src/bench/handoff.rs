@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use super::ladder::{Ladder, LadderOptions, Prompt};
+use super::ladder::{Ladder, LadderOptions};
 use crate::cli::HandoffArgs;
 use crate::console::Console;
 use crate::serve::StopSignals;
@@ -114,7 +114,7 @@ async fn measure(
                 prompt_tokens: args.prompt_tokens,
             };
             let mut ladder = Ladder::keyed(&options, clock, u64::from(round) + 1).await?;
-            ladder.cold(Prompt::First).await?;
+            ladder.cold().await?;
             let rung = ladder.last().context("a cold run is a rung")?;
             ensure!(rung.cached_tokens == 0, "a prompt that should be cold was cached");
             prompt_tokens = rung.prompt_tokens;

@@ -78,23 +78,14 @@ const SHORT_CHARACTERS: usize = 240;
 const SETTLE_TRIES: u32 = 200;
 const SETTLE_WAIT: Duration = Duration::from_millis(50);
 
-/// The two long prompts of a ladder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prompt {
-    /// The one whose blocks the first cold run leaves on the nearest store node.
-    First,
-    /// The one for a second cold run, elsewhere.
-    Second,
-}
-
 /// A ladder under way: each rung is one call, in the order its caller chooses.
 pub struct Ladder {
     client: Client,
     clock: Arc<dyn Clock>,
     admins: Vec<Client>,
-    long: [ChatRequest; 2],
+    long: ChatRequest,
     short: ChatRequest,
-    cold: [Option<Answer>; 2],
+    cold: Option<Answer>,
     rungs: Vec<Rung>,
 }
 
@@ -126,12 +117,11 @@ impl Ladder {
         let characters = characters_for(&client, &model, key, options.prompt_tokens).await?;
         Ok(Self {
             admins: admins.collect::<anyhow::Result<_>>()?,
-            long: [key, key.wrapping_add(7_919)]
-                .map(|key| chat(&model, &sentences(key, characters))),
+            long: chat(&model, &sentences(key, characters)),
             short: chat(&model, &sentences(key + 1, SHORT_CHARACTERS)),
             client,
             clock: Arc::clone(clock),
-            cold: [None, None],
+            cold: None,
             rungs: Vec::new(),
         })
     }
@@ -146,46 +136,50 @@ impl Ladder {
         Ok(())
     }
 
-    /// A long prompt from nothing. Of the second one no rung is made.
+    /// The long prompt from nothing.
     ///
     /// # Errors
     /// When a request fails, or the server does not come to rest afterwards.
-    pub async fn cold(&mut self, prompt: Prompt) -> anyhow::Result<()> {
-        let cold = self.client.chat(self.prompt(prompt), |_| ()).await?;
-        if prompt == Prompt::First {
-            self.rungs.push(rung("cold", &cold, std::slice::from_ref(&cold)));
-        }
-        self.cold[place(prompt)] = Some(cold);
+    pub async fn cold(&mut self) -> anyhow::Result<()> {
+        let cold = self.client.chat(&self.long, |_| ()).await?;
+        self.rungs.push(rung("cold", &cold, std::slice::from_ref(&cold)));
+        self.cold = Some(cold);
         self.settle().await?;
         Ok(())
     }
 
-    /// The same prompt again, after the tiers named in `evict` were emptied each time.
+    /// The same prompt again without what the workers hold, and without a rung: what is missing by now is computed, and
+    /// offered to the store nodes that are there.
+    ///
+    /// # Errors
+    /// As for [`Ladder::cold`].
+    pub async fn refill(&mut self) -> anyhow::Result<()> {
+        self.settle().await?;
+        evict(&self.admins, "device").await?;
+        self.client.chat(&self.long, |_| ()).await?;
+        self.settle().await?;
+        Ok(())
+    }
+
+    /// The same prompt again, after the tiers named in `emptied` were emptied each time.
     ///
     /// # Errors
     /// As for [`Ladder::cold`].
     ///
     /// # Panics
-    /// Before the prompt's cold run.
-    pub async fn again(
-        &mut self,
-        name: &'static str,
-        prompt: Prompt,
-        evict: &[&str],
-    ) -> anyhow::Result<()> {
+    /// Before the cold run.
+    pub async fn again(&mut self, name: &'static str, emptied: &[&str]) -> anyhow::Result<()> {
         let mut answers = Vec::new();
         for _ in 0..REPEATS {
-            if !evict.is_empty() {
+            if !emptied.is_empty() {
                 self.settle().await?;
             }
-            for tier in evict {
-                for admin in &self.admins {
-                    admin.json("POST", &format!("/debug/cache/evict?tier={tier}")).await?;
-                }
+            for tier in emptied {
+                evict(&self.admins, tier).await?;
             }
-            answers.push(self.client.chat(self.prompt(prompt), |_| ()).await?);
+            answers.push(self.client.chat(&self.long, |_| ()).await?);
         }
-        let cold = self.cold[place(prompt)].as_ref().expect("a cold run comes first");
+        let cold = self.cold.as_ref().expect("a cold run comes first");
         self.rungs.push(rung(name, cold, &answers));
         Ok(())
     }
@@ -230,17 +224,6 @@ impl Ladder {
             blocks_leaked: field("leaked").and_then(|value| value.as_u64()),
         })
     }
-
-    fn prompt(&self, prompt: Prompt) -> &ChatRequest {
-        &self.long[place(prompt)]
-    }
-}
-
-fn place(prompt: Prompt) -> usize {
-    match prompt {
-        Prompt::First => 0,
-        Prompt::Second => 1,
-    }
 }
 
 /// Runs the rungs that any server has. `progress` sees each.
@@ -254,12 +237,12 @@ pub async fn run(
 ) -> anyhow::Result<LadderReport> {
     let mut ladder = Ladder::start(options, clock).await?;
     let mut shown = |ladder: &Ladder| ladder.last().map(&mut progress);
-    ladder.cold(Prompt::First).await?;
+    ladder.cold().await?;
     shown(&ladder);
-    ladder.again("device", Prompt::First, &[]).await?;
+    ladder.again("device", &[]).await?;
     shown(&ladder);
     if !options.admins.is_empty() {
-        ladder.again("host", Prompt::First, &["device"]).await?;
+        ladder.again("host", &["device"]).await?;
         shown(&ladder);
     }
     ladder.direct().await?;
@@ -323,6 +306,14 @@ async fn characters_for(
     let missing = usize::try_from(tokens)?.saturating_sub(short_tokens);
     let characters = missing.checked_mul(long - short).context("the prompt is too long")?;
     Ok(short + characters / (long_tokens - short_tokens))
+}
+
+/// Empties a tier wherever it is.
+async fn evict(admins: &[Client], tier: &str) -> anyhow::Result<()> {
+    for admin in admins {
+        admin.json("POST", &format!("/debug/cache/evict?tier={tier}")).await?;
+    }
+    Ok(())
 }
 
 /// Waits until no process has anything in work; the sum of what they say.

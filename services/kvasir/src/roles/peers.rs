@@ -17,6 +17,7 @@ use shared::{
 use tokio::runtime::Handle;
 
 use super::base::{Base, shown};
+use super::stores::StoreNode;
 use crate::config::{ClusterConfig, MemberConfig};
 use crate::identity::{Identity, MemberRole};
 use crate::wire::{
@@ -166,18 +167,18 @@ impl Peers {
         Entry { config: member.clone(), link, remote, companion }
     }
 
-    /// The store nodes that are there, those on this host first, then in the order of their numbers.
-    pub(super) fn stores(&self) -> Vec<Arc<dyn BlockStore>> {
+    /// The store nodes that are there.
+    pub(super) fn stores(&self) -> Vec<StoreNode> {
         let table = self.table.read();
-        let mut nodes: Vec<(bool, Arc<dyn BlockStore>)> = Vec::new();
-        for entry in table.linked.values().filter(|entry| entry.link.is_ready()) {
-            if let Remote::Store(store) = &entry.remote {
-                let far = entry.config.control.ip() != self.me.control.ip();
-                nodes.push((far, Arc::clone(store) as Arc<dyn BlockStore>));
-            }
-        }
-        nodes.sort_by_key(|(far, _)| *far);
-        nodes.into_iter().map(|(_, store)| store).collect()
+        let ready = table.linked.values().filter(|entry| entry.link.is_ready());
+        let nodes = ready.filter_map(|entry| match &entry.remote {
+            Remote::Store(store) => Some(StoreNode {
+                rank: entry.config.rank(),
+                store: Arc::clone(store) as Arc<dyn BlockStore>,
+            }),
+            Remote::Decode(_) | Remote::Prefill(_) | Remote::Nothing => None,
+        });
+        nodes.collect()
     }
 
     /// For operators: every linked member, and how its link stands.

@@ -65,6 +65,7 @@ struct Parts {
     memory: WorkerMemory,
     transport: Arc<PeerTransport>,
     peers: Arc<Peers>,
+    store: Arc<dyn BlockStore>,
     events: Box<dyn Sink<WorkerEvent>>,
 }
 
@@ -109,27 +110,22 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     };
     let pools =
         vec![NamedPool::new(blocks, &memory.blocks), NamedPool::new(windows, &memory.windows)];
+    let nodes = Arc::clone(&peers);
+    let nodes = Arc::new(move || nodes.stores());
+    let stores = Arc::new(Stores::new(nodes, base.config.stores, Arc::clone(&base.clock)));
     let parts = Parts {
         engine,
         memory,
         transport: Arc::clone(&transport),
         peers: Arc::clone(&peers),
+        store: Arc::clone(&stores) as Arc<dyn BlockStore>,
         events,
     };
     let worker = start(&base, parts)?;
 
-    let observed = observe(&base, &worker, &transport, &peers, pools);
-    let offered = match &worker {
-        Worker::Prefill(worker) => {
-            let worker = base.telemetry.prefill(Arc::clone(worker) as _, rank);
-            Offered { prefill: Some(worker), ..Offered::default() }
-        }
-        Worker::Decode(worker) => {
-            let worker = base.telemetry.decode(Arc::clone(worker) as _, rank);
-            Offered { decode: Some(worker), ..Offered::default() }
-        }
-    };
-    let offered = Offered { events: Some(hub), ..offered };
+    let mut observed = observe(&base, &worker, &transport, &peers, pools);
+    observed.figures.push(Arc::new(move |text| admin::stores(&stores.stats(), text)));
+    let offered = Offered { events: Some(hub), ..offered(&base, &worker) };
     let running = base.answer(offered, Base::admin(observed), &peers)?;
     base.say_ready(console)?;
     let ended = base.until_stopped(|| worker.is_running()).await;
@@ -146,9 +142,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
 }
 
 fn start(base: &Base, parts: Parts) -> anyhow::Result<Worker> {
-    let Parts { engine, memory, transport, peers, events } = parts;
-    let nodes = Arc::clone(&peers);
-    let store: Arc<dyn BlockStore> = Arc::new(Stores::new(Arc::new(move || nodes.stores())));
+    let Parts { engine, memory, transport, peers, store, events } = parts;
     let transport = base.telemetry.transport(transport, base.me.rank());
     let (rank, clock) = (base.me.rank(), Arc::clone(&base.clock));
     let WorkerMemory { slab, blocks: pool, windows, .. } = memory;
@@ -163,6 +157,21 @@ fn start(base: &Base, parts: Parts) -> anyhow::Result<Worker> {
         DecodeParts { rank, engine, slab, pool, windows, transport, store, prefill, clock, events };
     let worker = DecodeWorker::start(base.config.decode.clone(), parts);
     Ok(Worker::Decode(Arc::new(worker.context("the decode worker")?)))
+}
+
+/// What other members may call.
+fn offered(base: &Base, worker: &Worker) -> Offered {
+    let rank = base.me.rank();
+    match worker {
+        Worker::Prefill(worker) => {
+            let worker = base.telemetry.prefill(Arc::clone(worker) as _, rank);
+            Offered { prefill: Some(worker), ..Offered::default() }
+        }
+        Worker::Decode(worker) => {
+            let worker = base.telemetry.decode(Arc::clone(worker) as _, rank);
+            Offered { decode: Some(worker), ..Offered::default() }
+        }
+    }
 }
 
 fn observe(

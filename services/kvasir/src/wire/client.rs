@@ -9,9 +9,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use shared::{
-    BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, Flow, LocateEvent, ObjectKey,
-    OfferEvent, Prefill, PrefillEvent, PrefillRequest, RequestContext, RequestId, ServeError, Sink,
-    Ticket, TraceContext,
+    BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, Flow, Grouped, LocateEvent,
+    ObjectKey, OfferEvent, Prefill, PrefillEvent, PrefillRequest, RequestContext, RequestId,
+    ServeError, Sink, Ticket, TraceContext, ungrouped,
 };
 use tokio::sync::oneshot;
 use tonic::metadata::MetadataMap;
@@ -126,9 +126,10 @@ impl BlockStore for RemoteStore {
     fn locate(
         &self,
         context: RequestContext,
-        keys: Vec<ObjectKey>,
+        keys: Vec<Grouped<ObjectKey>>,
         sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
+        let keys = ungrouped(keys);
         let link = self.link.inner();
         let nothing = LocateEvent { found: vec![None; keys.len()] };
         let word = LastWord::new(sink, nothing.clone());
@@ -150,9 +151,10 @@ impl BlockStore for RemoteStore {
     fn offer(
         &self,
         context: RequestContext,
-        objects: Vec<Descriptor>,
+        objects: Vec<Grouped<Descriptor>>,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
+        let objects = ungrouped(objects);
         let link = self.link.inner();
         let words = OfferWords::new(sink, &objects);
         let Ok(call) = link.begin() else {

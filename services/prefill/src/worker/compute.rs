@@ -2,7 +2,7 @@
 
 use engine::{Layers, RowPlan, Segment};
 use kvstore::{Seal, SealedSlot};
-use shared::{Flow, PrefillEvent, RequestContext};
+use shared::{Flow, Grouped, PrefillEvent, RequestContext, group_of};
 
 use super::job::{Computing, Stage, blocks, tokens};
 use super::turn::{Loop, count};
@@ -72,7 +72,7 @@ impl Loop {
     ///
     /// A copy that is held already replaces the computed one only if both are exact, since only then their bytes are the
     /// same; otherwise this request goes on with, and announces, its own bytes, which the pool does not name.
-    fn seal_blocks(&mut self, chunk: Chunk) -> Vec<SealedSlot> {
+    fn seal_blocks(&mut self, chunk: Chunk) -> Vec<Grouped<SealedSlot>> {
         let mut fresh = Vec::new();
         let job = self.jobs.get_mut(&chunk.id).expect("the step computed it");
         let Stage::Computing(computing) = &mut job.stage else {
@@ -90,7 +90,8 @@ impl Loop {
                 None => {
                     let sealed = self.pool.seal(owned, seal);
                     self.stats.blocks_sealed += 1;
-                    fresh.push(sealed.clone());
+                    let group = group_of(&job.request.names, index);
+                    fresh.push(Grouped { item: sealed.clone(), group });
                     sealed
                 }
                 Some(held) => {
@@ -109,7 +110,7 @@ impl Loop {
     }
 
     /// Exports the windows at the end of a chunk where an object is due. Answers the object if it was new to the pool.
-    fn publish_window(&mut self, chunk: Chunk) -> Option<SealedSlot> {
+    fn publish_window(&mut self, chunk: Chunk) -> Option<Grouped<SealedSlot>> {
         let job = self.jobs.get_mut(&chunk.id)?;
         let Stage::Computing(computing) = &mut job.stage else { return None };
         let is_last = chunk.end == job.request.to;
@@ -118,7 +119,8 @@ impl Loop {
         if !(is_last || is_due) || (is_last && job.window.is_some()) {
             return None;
         }
-        let name = job.run.get(blocks(chunk.end) - 1)?.name();
+        let block = blocks(chunk.end) - 1;
+        let name = job.run.get(block)?.name();
         if let Some(held) = self.windows.lookup(name) {
             // Another request published it while this one computed.
             if is_last {
@@ -143,10 +145,10 @@ impl Loop {
         if is_last {
             job.window = Some(sealed.clone());
         }
-        Some(sealed)
+        Some(Grouped { item: sealed, group: group_of(&job.request.names, block) })
     }
 
-    fn offer(&mut self, context: RequestContext, objects: Vec<SealedSlot>) {
+    fn offer(&mut self, context: RequestContext, objects: Vec<Grouped<SealedSlot>>) {
         let now = self.clock.now();
         let skipped = self.offers.offer(context, objects, &*self.store, &self.mailbox, now);
         self.stats.offers_skipped += count(skipped);

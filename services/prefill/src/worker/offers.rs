@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use kvstore::SealedSlot;
 use shared::{
-    BlockStore, Flow, ObjectKey, OfferEvent, OfferOutcome, RequestContext, Sink, Ticket, Timestamp,
+    BlockStore, Flow, Grouped, ObjectKey, OfferEvent, OfferOutcome, RequestContext, Sink, Ticket,
+    Timestamp, ungrouped,
 };
 
 use crate::mailbox::{Command, Mailbox, OfferId};
@@ -41,7 +42,7 @@ impl Offers {
     pub(super) fn offer(
         &mut self,
         context: RequestContext,
-        mut objects: Vec<SealedSlot>,
+        mut objects: Vec<Grouped<SealedSlot>>,
         store: &dyn BlockStore,
         mailbox: &Arc<Mailbox>,
         now: Timestamp,
@@ -54,10 +55,14 @@ impl Offers {
         }
         let id = OfferId(self.next_id);
         self.next_id += 1;
-        let descriptors: Vec<_> = objects.iter().map(SealedSlot::descriptor).collect();
+        let descriptor = |Grouped { item, group }: &Grouped<SealedSlot>| Grouped {
+            item: item.descriptor(),
+            group: *group,
+        };
+        let descriptors: Vec<_> = objects.iter().map(descriptor).collect();
         let count = descriptors.len();
         let pinned: HashMap<_, _> =
-            objects.into_iter().map(|slot| (slot.descriptor().key, slot)).collect();
+            ungrouped(objects).into_iter().map(|slot| (slot.descriptor().key, slot)).collect();
         assert_eq!(pinned.len(), count, "an offer names each object once");
         self.outstanding += count;
         // The outcomes and the end.

@@ -7,8 +7,8 @@ use kvstore::{
     WindowCandidate, WindowPlan, check_names, plan_start, useful_window_floor,
 };
 use shared::{
-    BLOCK_TOKENS, BlockName, Descriptor, Flow, LocateEvent, ObjectKey, ObjectKind, PrefillEvent,
-    PrefillRequest, ServeError, Ticket, Tier, Timestamp,
+    BLOCK_TOKENS, BlockName, Descriptor, Flow, Grouped, LocateEvent, ObjectKey, ObjectKind,
+    PrefillEvent, PrefillRequest, ServeError, Ticket, Tier, Timestamp, group_of,
 };
 
 use super::job::{Job, Locating, Reading, Stage, blocks, tokens};
@@ -118,13 +118,16 @@ impl Loop {
             return self.begin(id);
         }
         let names = &job.request.names;
-        let key = |kind, name: &BlockName| ObjectKey { kind, name: *name };
-        let mut keys: Vec<_> =
-            names[job.run.len()..].iter().map(|name| key(ObjectKind::Block, name)).collect();
+        let key = |kind, index: usize| Grouped {
+            item: ObjectKey { kind, name: names[index] },
+            group: group_of(names, index),
+        };
+        let missing = job.run.len()..names.len();
+        let mut keys: Vec<_> = missing.map(|index| key(ObjectKind::Block, index)).collect();
         let mut windows_at = Vec::new();
         for index in self.first_window(job)..names.len() {
             if !self.windows.contains(names[index]) {
-                keys.push(key(ObjectKind::Window, &names[index]));
+                keys.push(key(ObjectKind::Window, index));
                 windows_at.push(tokens(index + 1));
             }
         }

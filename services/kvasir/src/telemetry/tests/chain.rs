@@ -10,9 +10,9 @@ use kvstore::{
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use shared::{
-    BlockName, Decode, DecodeDirectory, DecodeEvent, FinishReason, Flow, ManualClock, ObjectKind,
-    PrefillEvent, RegionId, RequestContext, RequestId, ServeError, Sink, StartReport, Ticket, Tier,
-    TokenId, TraceContext, WindowSource, WorkerRank,
+    BlockName, Decode, DecodeDirectory, DecodeEvent, Descriptor, FinishReason, Flow, Grouped,
+    ManualClock, ObjectKey, ObjectKind, PrefillEvent, RegionId, RequestContext, RequestId,
+    ServeError, Sink, StartReport, Ticket, Tier, TokenId, TraceContext, WindowSource, WorkerRank,
 };
 
 use super::collector::Collector;
@@ -146,14 +146,16 @@ async fn lookups_offers_and_reads_are_legs_of_the_same_trace() {
         pool.seal(slot, Seal { name: BlockName([number; 16]), exact: true, bytes: 64 })
     };
     let objects: Vec<SealedSlot> = (1..).zip(pool.reserve(2).unwrap()).map(seal).collect();
-    let keys = objects.iter().map(|slot| slot.descriptor().key).collect();
+    let keys =
+        objects.iter().map(|slot| Grouped::<ObjectKey>::alone(slot.descriptor().key)).collect();
     let sources: Vec<_> = objects.iter().map(SealedSlot::descriptor).collect();
     let reads = sources.iter().zip(pool.reserve(2).unwrap());
     let reads = reads.map(|(source, target)| ReadRequest { source: *source, target }).collect();
     let silent = RequestContext { trace: TraceContext { sampled: false, ..CLIENT }, ..context };
     drop(store.locate(silent, Vec::new(), listener(Flow::Open)));
     drop(store.locate(context, keys, listener(Flow::Open)));
-    drop(store.offer(context, sources, listener(Flow::Open)));
+    let offered = sources.into_iter().map(Grouped::<Descriptor>::alone).collect();
+    drop(store.offer(context, offered, listener(Flow::Open)));
     drop(transport.read(context, reads, listener(Flow::Open)));
     let received = collector.spans(3).await;
     let expected = [

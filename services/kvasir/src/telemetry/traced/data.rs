@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kvstore::{ReadDone, ReadRequest, Transport};
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use shared::{
-    BlockStore, Descriptor, Flow, LocateEvent, ObjectKey, OfferEvent, OfferOutcome, RequestContext,
-    Sink, Ticket, WorkerRank,
+    BlockStore, Descriptor, Flow, Grouped, LocateEvent, ObjectKey, OfferEvent, OfferOutcome,
+    RequestContext, Sink, Ticket, WorkerRank,
 };
 
 use super::{length, recorded};
@@ -50,7 +50,7 @@ impl BlockStore for TracedStore {
     fn locate(
         &self,
         context: RequestContext,
-        keys: Vec<ObjectKey>,
+        keys: Vec<Grouped<ObjectKey>>,
         sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
         let asked = number("kvasir.keys", length(keys.len()));
@@ -67,7 +67,7 @@ impl BlockStore for TracedStore {
     fn offer(
         &self,
         context: RequestContext,
-        objects: Vec<Descriptor>,
+        objects: Vec<Grouped<Descriptor>>,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         let offered = number("kvasir.objects", length(objects.len()));

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use axum::Router;
 use futures::stream::{Stream, unfold};
 use shared::{
-    BlockStore, Clock, Decode, DecodeEvent, LocateEvent, OfferEvent, Prefill, PrefillEvent,
-    WorkerEvent,
+    BlockStore, Clock, Decode, DecodeEvent, Descriptor, Grouped, LocateEvent, ObjectKey,
+    OfferEvent, Prefill, PrefillEvent, WorkerEvent,
 };
 use tokio::sync::{mpsc, watch};
 use tonic::body::Body;
@@ -190,6 +190,8 @@ impl v1::store_server::Store for StoreService {
         let (context, keys) =
             locate_request_from_wire(request.into_inner()).map_err(|error| malformed(&error))?;
         tracing::debug!(request = %context.id, trace = %context.trace, keys = keys.len(), "lookup called");
+        // A node keeps everything in one place, so groups are not on the wire.
+        let keys = keys.into_iter().map(Grouped::<ObjectKey>::alone).collect();
         Ok(Response::new(event_stream(1, |sink| self.store.locate(context, keys, sink))))
     }
 
@@ -201,6 +203,7 @@ impl v1::store_server::Store for StoreService {
         let (context, objects) =
             offer_request_from_wire(request.into_inner()).map_err(|error| malformed(&error))?;
         tracing::debug!(request = %context.id, trace = %context.trace, objects = objects.len(), "offer called");
+        let objects: Vec<_> = objects.into_iter().map(Grouped::<Descriptor>::alone).collect();
         Ok(Response::new(event_stream(objects.len(), |sink| {
             self.store.offer(context, objects, sink)
         })))

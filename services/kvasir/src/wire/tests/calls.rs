@@ -8,8 +8,8 @@ use shared::{
 };
 
 use super::rig::{
-    CONTEXT, Cluster, Server, decode_request, descriptor, listen, prefill_request, puppet,
-    puppet_store, ready, services, worker,
+    CONTEXT, Cluster, Server, asked, decode_request, descriptor, listen, offered, prefill_request,
+    puppet, puppet_store, ready, services, worker,
 };
 use crate::wire::{RemoteDecode, RemotePrefill, RemoteStore, Services};
 
@@ -165,7 +165,7 @@ async fn lookups_pin_and_offers_are_answered_one_by_one() {
 
     let keys = vec![descriptor(1).key, descriptor(2).key];
     let (sink, mut events) = listen();
-    let ticket = remote.locate(CONTEXT, keys.clone(), sink);
+    let ticket = remote.locate(CONTEXT, asked(&keys), sink);
     let mut at_store = lookups.recv().await.unwrap();
     assert_eq!(at_store.request, (CONTEXT, keys));
     let found = LocateEvent { found: vec![None, Some(descriptor(2))] };
@@ -175,7 +175,7 @@ async fn lookups_pin_and_offers_are_answered_one_by_one() {
 
     let objects = vec![descriptor(1), descriptor(2), descriptor(3)];
     let (sink, mut answers) = listen();
-    let _offer = remote.offer(CONTEXT, objects.clone(), sink);
+    let _offer = remote.offer(CONTEXT, offered(&objects), sink);
     let mut offered = offers.recv().await.unwrap();
     assert_eq!(offered.request, (CONTEXT, objects));
     let answer = |name, outcome| OfferEvent { key: descriptor(name).key, outcome };

@@ -9,9 +9,9 @@ use shared::{
 };
 
 use super::rig::{
-    Cluster, LINK, Server, Wire, decode_request, descriptor, facts, link_options, listen,
-    prefill_request, puppet, puppet_store, ready, services, silent_hub, twin_listeners, until,
-    worker,
+    Cluster, LINK, Server, Wire, asked, decode_request, descriptor, facts, link_options, listen,
+    offered, prefill_request, puppet, puppet_store, ready, services, silent_hub, twin_listeners,
+    until, worker,
 };
 use crate::wire::{
     Link, LinkLimits, LinkState, RemoteDecode, RemotePrefill, RemoteStore, ServerLimits, Services,
@@ -102,9 +102,9 @@ async fn a_dead_store_finds_nothing_and_takes_nothing() {
     let dropped =
         [1, 2].map(|name| OfferEvent { key: descriptor(name).key, outcome: OfferOutcome::Dropped });
     let (sink, mut found) = listen();
-    let _lookup = remote.locate(RequestContext::NONE, keys.clone(), sink);
+    let _lookup = remote.locate(RequestContext::NONE, asked(&keys), sink);
     let (sink, mut answers) = listen();
-    let _offer = remote.offer(RequestContext::NONE, vec![descriptor(1), descriptor(2)], sink);
+    let _offer = remote.offer(RequestContext::NONE, offered(&[descriptor(1), descriptor(2)]), sink);
     let _held = (lookups.recv().await.unwrap(), offers.recv().await.unwrap());
     server.kill().await;
     assert_eq!(found.recv().await, Some(nothing.clone()));
@@ -116,10 +116,10 @@ async fn a_dead_store_finds_nothing_and_takes_nothing() {
 
     until(&link, |state| !matches!(state, LinkState::Ready(_))).await;
     let (sink, mut found) = listen();
-    let _lookup = remote.locate(RequestContext::NONE, keys, sink);
+    let _lookup = remote.locate(RequestContext::NONE, asked(&keys), sink);
     assert_eq!(found.try_recv().unwrap(), nothing);
     let (sink, mut answers) = listen();
-    let _offer = remote.offer(RequestContext::NONE, vec![descriptor(1), descriptor(2)], sink);
+    let _offer = remote.offer(RequestContext::NONE, offered(&[descriptor(1), descriptor(2)]), sink);
     for event in dropped {
         assert_eq!(answers.try_recv().unwrap(), event);
     }

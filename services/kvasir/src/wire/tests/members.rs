@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 use tonic::Code;
 
 use super::rig::{
-    Cluster, Server, decode_request, descriptor, facts, link_options, listen, prefill_request,
-    puppet, puppet_store, ready, refused, services, silent_hub, worker,
+    Cluster, Server, asked, decode_request, descriptor, facts, link_options, listen,
+    prefill_request, puppet, puppet_store, ready, refused, services, silent_hub, worker,
 };
 use crate::identity::{Identity, IdentityFiles, Reload};
 use crate::wire::v1::decode_client::DecodeClient;
@@ -48,7 +48,7 @@ async fn a_call_that_the_role_does_not_allow_is_refused_with_both_names() {
     let (sink, mut events) = listen();
     let _locate = RemoteStore::new(Arc::clone(&link)).locate(
         RequestContext::NONE,
-        vec![descriptor(1).key],
+        asked(&[descriptor(1).key]),
         sink,
     );
     assert_eq!(events.recv().await, Some(LocateEvent { found: vec![None] }));

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use shared::{
     BlockName, BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, DpRank, Flow,
-    Generation, Lineage, LocateEvent, Location, ManualClock, Numerics, ObjectKey, ObjectKind,
-    OfferEvent, Prefill, PrefillEvent, PrefillRequest, RegionId, RequestContext, RequestId, Root,
-    Sampling, Sink, SlotIndex, Ticket, TokenId, TraceContext, WorkerId, WorkerRank,
+    Generation, Grouped, Lineage, LocateEvent, Location, ManualClock, Numerics, ObjectKey,
+    ObjectKind, OfferEvent, Prefill, PrefillEvent, PrefillRequest, RegionId, RequestContext,
+    RequestId, Root, Sampling, Sink, SlotIndex, Ticket, TokenId, TraceContext, WorkerId,
+    WorkerRank, ungrouped,
 };
 use tempfile::TempDir;
 use tokio::io::copy_bidirectional;
@@ -287,20 +288,30 @@ impl BlockStore for PuppetStore {
     fn locate(
         &self,
         context: RequestContext,
-        keys: Vec<ObjectKey>,
+        keys: Vec<Grouped<ObjectKey>>,
         sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
-        self.lookups.take((context, keys), sink)
+        self.lookups.take((context, ungrouped(keys)), sink)
     }
 
     fn offer(
         &self,
         context: RequestContext,
-        objects: Vec<Descriptor>,
+        objects: Vec<Grouped<Descriptor>>,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
-        self.offers.take((context, objects), sink)
+        self.offers.take((context, ungrouped(objects)), sink)
     }
+}
+
+/// Keys, each as a group of its own.
+pub(super) fn asked(keys: &[ObjectKey]) -> Vec<Grouped<ObjectKey>> {
+    keys.iter().copied().map(Grouped::<ObjectKey>::alone).collect()
+}
+
+/// Objects, each as a group of its own.
+pub(super) fn offered(objects: &[Descriptor]) -> Vec<Grouped<Descriptor>> {
+    objects.iter().copied().map(Grouped::<Descriptor>::alone).collect()
 }
 
 /// On whose behalf stores are asked.

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use kvstore::{ReadDone, ReadError, ReadRequest, Transport};
 use shared::{
-    BlockStore, Descriptor, Flow, Generation, Lineage, LocateEvent, Location, ObjectKey,
+    BlockStore, Descriptor, Flow, Generation, Grouped, Lineage, LocateEvent, Location, ObjectKey,
     OfferEvent, PrefillEvent, RegionId, RequestContext, ServeError, Sink, SlotIndex, Ticket,
-    WindowSource,
+    WindowSource, ungrouped,
 };
 
 use super::harness::{CONFIG, Running, Setup, ids, reference, until};
@@ -162,7 +162,7 @@ impl BlockStore for Silent {
     fn locate(
         &self,
         _: RequestContext,
-        _: Vec<ObjectKey>,
+        _: Vec<Grouped<ObjectKey>>,
         sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
         self.kept.lock().push(sink);
@@ -172,7 +172,7 @@ impl BlockStore for Silent {
     fn offer(
         &self,
         _: RequestContext,
-        objects: Vec<Descriptor>,
+        objects: Vec<Grouped<Descriptor>>,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         self.offered.fetch_add(objects.len(), Ordering::SeqCst);
@@ -270,9 +270,10 @@ impl BlockStore for Confused {
     fn locate(
         &self,
         _: RequestContext,
-        mut keys: Vec<ObjectKey>,
+        keys: Vec<Grouped<ObjectKey>>,
         mut sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
+        let mut keys = ungrouped(keys);
         keys.rotate_left(1);
         if self.short {
             keys.rotate_right(1);
@@ -286,7 +287,12 @@ impl BlockStore for Confused {
         Ticket::empty()
     }
 
-    fn offer(&self, _: RequestContext, _: Vec<Descriptor>, _: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(
+        &self,
+        _: RequestContext,
+        _: Vec<Grouped<Descriptor>>,
+        _: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket {
         Ticket::empty()
     }
 }
@@ -313,13 +319,18 @@ impl BlockStore for Panicking {
     fn locate(
         &self,
         _: RequestContext,
-        _: Vec<ObjectKey>,
+        _: Vec<Grouped<ObjectKey>>,
         _: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
         panic!("this store panics on purpose");
     }
 
-    fn offer(&self, _: RequestContext, _: Vec<Descriptor>, _: Box<dyn Sink<OfferEvent>>) -> Ticket {
+    fn offer(
+        &self,
+        _: RequestContext,
+        _: Vec<Grouped<Descriptor>>,
+        _: Box<dyn Sink<OfferEvent>>,
+    ) -> Ticket {
         Ticket::empty()
     }
 }
