@@ -3,4 +3,5 @@
 mod chats;
 mod cluster;
 mod faults;
+mod kv;
 mod life;

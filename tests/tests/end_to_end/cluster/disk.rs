@@ -4,8 +4,12 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use kvasir::identity::MemberRole;
+
+use super::hand::{Hand, Reads};
 use super::up::Up;
 use super::view::{EXACT, SOON, View, long_prompt, until};
+use crate::process::run;
 
 /// Waits until the store has written so many blocks.
 fn written(view: &View, blocks: f64) {
@@ -33,6 +37,27 @@ fn damage(folder: &Path) -> usize {
     flipped
 }
 
+/// The exit status of a check of a store's files.
+fn fsck(folder: &Path) -> Option<i32> {
+    run(&["kv", "fsck", folder.to_str().expect("UTF-8")]).status.code()
+}
+
+#[test]
+fn a_store_killed_while_it_writes_has_no_damage() {
+    let counts = [(MemberRole::Prefill, 1), (MemberRole::Decode, 1), (MemberRole::Kvstore, 1)];
+    let mut cluster = Hand::start_all(counts, Reads::SharedMemory, EXACT);
+    let files = cluster.folder().join("disk-kvstore-1");
+    for round in 0..3 {
+        let before = cluster.metric("kvstore-1", "kvasir_kvstore_disk_written_total");
+        cluster.answer(&long_prompt(&format!("killed {round}"), 100));
+        written(&cluster, before + 1.0);
+        cluster.kill("kvstore-1");
+        assert_eq!(fsck(&files), Some(0), "round {round}");
+        cluster.start("kvstore-1");
+        cluster.joined();
+    }
+}
+
 #[test]
 fn blocks_outlive_a_restart_and_damaged_ones_are_computed_anew() {
     let folder = tempfile::tempdir().expect("a folder for the state");
@@ -51,7 +76,10 @@ fn blocks_outlive_a_restart_and_damaged_ones_are_computed_anew() {
     assert!(0.0 < up.metric("kvstore-1", "kvasir_kvstore_disk_read_total"));
     up.at_rest();
 
-    assert!(10 < damage(&up.state.join("disk/kvstore-1")));
+    let files = up.state.join("disk/kvstore-1");
+    assert_eq!(fsck(&files), Some(0), "beside the running store");
+    assert!(10 < damage(&files));
+    assert_eq!(fsck(&files), Some(1));
     up.evict("device");
     up.evict("host");
     assert_eq!(up.answer(&prompt).text, cold.text);
