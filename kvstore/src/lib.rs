@@ -22,6 +22,8 @@ pub mod transport;
 mod sys;
 
 #[cfg(test)]
+mod proofs;
+#[cfg(test)]
 mod testing;
 
 pub use block_checks::check_names;
