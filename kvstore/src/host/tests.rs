@@ -20,6 +20,7 @@ use crate::transport::{
 };
 
 mod disk;
+mod late;
 
 const TTL: Duration = Duration::from_secs(60);
 
@@ -458,40 +459,6 @@ fn a_withdrawn_offer_is_not_read() {
     assert_eq!(answered.len(), 1, "the batch being read is finished: two objects");
     let stats = rig.tier.stats();
     assert_eq!((stats.stored, stats.withdrawn), (2, 2));
-    drop(held);
-    rig.assert_at_rest();
-}
-
-#[test]
-fn an_offer_that_is_not_read_in_time_is_dropped_and_lookups_go_on() {
-    /// Keeps every batch and never answers.
-    struct Silent(Mutex<Vec<Batch>>);
-    impl Transport for Silent {
-        fn read(
-            &self,
-            _: RequestContext,
-            reads: Vec<ReadRequest>,
-            sink: Box<dyn Sink<ReadDone>>,
-        ) -> Ticket {
-            self.0.lock().push((reads, sink));
-            Ticket::empty()
-        }
-    }
-    let silent = Arc::new(Silent(Mutex::default()));
-    let wait = Duration::from_millis(20);
-    let rig = Rig::with(HostTierConfig { offer_wait_max: wait, ..config() }, |_| {
-        Arc::clone(&silent) as Arc<dyn Transport>
-    });
-    let held = [1, 2, 3].map(|number| rig.block(number));
-    let (sink, events) = sending::<OfferEvent>();
-    let offered = held.each_ref().map(SealedSlot::descriptor);
-    let _ticket = rig.tier.offer(RequestContext::NONE, offers(&offered), sink);
-    assert!(!rig.holds(key(1)), "lookups are answered meanwhile");
-    for _ in &held {
-        assert_eq!(next(&events).outcome, OfferOutcome::Dropped);
-    }
-    assert_eq!(rig.tier.stats().dropped_late, 3);
-    silent.0.lock().clear();
     drop(held);
     rig.assert_at_rest();
 }

@@ -16,7 +16,7 @@ use shared::{
 use super::support::{Rig, block, config, sending, version_found, window};
 use crate::host::{HostStats, HostTierConfig};
 use crate::pool::{OwnedSlot, SealedSlot};
-use crate::testing::{SLOT_BYTES, bytes_of, next, payload, pool_of};
+use crate::testing::{SLOT_BYTES, bytes_of, next, offers, payload, pool_of};
 use crate::transport::{ReadDone, ReadError, ReadRequest, Transport};
 
 /// Objects of one batch.
@@ -183,7 +183,7 @@ fn check_store(kind: ObjectKind, place: usize, fault: Fault) {
         (0..OBJECTS).map(|number| rig.compute(key(number), number)).collect();
     let objects: Vec<Descriptor> = sealed.iter().map(SealedSlot::descriptor).collect();
     let (sink, events) = sending();
-    let ticket = rig.tier.offer(RequestContext::NONE, objects.clone(), sink);
+    let ticket = rig.tier.offer(RequestContext::NONE, offers(&objects), sink);
     if fault == Fault::Late {
         next(&held);
         rig.clock.advance(Duration::from_secs(30));

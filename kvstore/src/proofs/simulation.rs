@@ -24,7 +24,7 @@ use crate::disk::tests::{Folder, wiring};
 use crate::disk::{DiskConfig, DiskTier};
 use crate::host::HostTierConfig;
 use crate::pool::{OwnedSlot, SealedSlot};
-use crate::testing::{Generator, bytes_of, next};
+use crate::testing::{Generator, bytes_of, next, offers};
 use crate::transport::{ReadDone, ReadError, ReadRequest, Transport};
 
 const SCHEDULES: u64 = 1_200;
@@ -203,9 +203,11 @@ impl Simulation {
         let sink = OfferSink { number, heard, left: closes };
         let until = self.rig.clock.now().after(config().offer_wait_max);
         let offer = Offer { ticket: None, objects, pins, answered: 0, until };
-        let descriptors = offer.objects.iter().map(|(object, _)| *object).collect();
+        let descriptors: Vec<Descriptor> =
+            offer.objects.iter().map(|(object, _)| *object).collect();
         self.offers.insert(number, offer);
-        let ticket = self.rig.tier.offer(RequestContext::NONE, descriptors, Box::new(sink));
+        let ticket =
+            self.rig.tier.offer(RequestContext::NONE, offers(&descriptors), Box::new(sink));
         if let Some(offer) = self.offers.get_mut(&number) {
             offer.ticket = Some(ticket);
         }

@@ -13,7 +13,7 @@ use shared::{
 use crate::disk::DiskTier;
 use crate::host::{HostTier, HostTierConfig, HostWiring};
 use crate::pool::{Pool, Seal, SealedSlot};
-use crate::testing::{SLOT_BYTES, bytes_of, name, next, payload, pool_of};
+use crate::testing::{SLOT_BYTES, asked, bytes_of, name, next, offers, payload, pool_of};
 use crate::transport::{LocalTransport, LocalTransportConfig, ReadDone, ReadRequest, Transport};
 
 /// Slots of the store, of each kind.
@@ -82,7 +82,7 @@ impl Rig {
     /// Offers and waits for all answers. Each object is answered once; what is held already is answered first.
     pub(super) fn offer(&self, objects: &[Descriptor]) -> Vec<OfferOutcome> {
         let (sink, events) = sending();
-        let _ticket = self.tier.offer(RequestContext::NONE, objects.to_vec(), sink);
+        let _ticket = self.tier.offer(RequestContext::NONE, offers(objects), sink);
         let answer = |_: &Descriptor| -> (ObjectKey, OfferOutcome) {
             let OfferEvent { key, outcome } = next(&events);
             (key, outcome)
@@ -101,7 +101,7 @@ impl Rig {
 
     pub(super) fn locate(&self, keys: &[ObjectKey]) -> (Ticket, Vec<Option<Descriptor>>) {
         let (sink, events) = sending();
-        let ticket = self.tier.locate(RequestContext::NONE, keys.to_vec(), sink);
+        let ticket = self.tier.locate(RequestContext::NONE, asked(keys), sink);
         let event: LocateEvent = next(&events);
         assert_eq!(event.found.len(), keys.len());
         for (key, found) in keys.iter().zip(&event.found) {
