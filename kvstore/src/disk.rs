@@ -12,6 +12,8 @@
 //!
 //! Start reading at [`format`], then `disk/writer.rs`, then `disk/retention.rs`.
 
+#[cfg(feature = "rocksdb")]
+pub mod catalog;
 mod check;
 mod config;
 mod format;
