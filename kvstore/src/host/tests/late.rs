@@ -3,31 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use shared::{BlockStore, OfferEvent, OfferOutcome, RequestContext, Sink, Ticket};
+use shared::{BlockStore, OfferEvent, OfferOutcome, RequestContext};
 
-use super::{Batch, Rig, config, key, sending};
+use super::{Rig, Silent, config, key, sending};
 use crate::host::HostTierConfig;
 use crate::pool::SealedSlot;
 use crate::testing::{next, offers};
-use crate::transport::{ReadDone, ReadRequest, Transport};
+use crate::transport::Transport;
 
 #[test]
 fn an_offer_that_is_not_read_in_time_is_dropped_and_lookups_go_on() {
-    /// Keeps every batch and never answers.
-    struct Silent(Mutex<Vec<Batch>>);
-    impl Transport for Silent {
-        fn read(
-            &self,
-            _: RequestContext,
-            reads: Vec<ReadRequest>,
-            sink: Box<dyn Sink<ReadDone>>,
-        ) -> Ticket {
-            self.0.lock().push((reads, sink));
-            Ticket::empty()
-        }
-    }
-    let silent = Arc::new(Silent(Mutex::default()));
+    let silent = Arc::new(Silent::default());
     let wait = Duration::from_millis(20);
     let rig = Rig::with(HostTierConfig { offer_wait_max: wait, ..config() }, |_| {
         Arc::clone(&silent) as Arc<dyn Transport>
