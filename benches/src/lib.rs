@@ -6,5 +6,6 @@
 //! Start reading at [`speed`], then [`machine`].
 #![forbid(unsafe_code)]
 
+pub mod evict;
 pub mod machine;
 pub mod speed;

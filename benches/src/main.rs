@@ -1,10 +1,10 @@
-//! `benches DIR...`: the speed of the engine on each checkpoint.
+//! `benches DIR...`: the speed of the engine on each checkpoint. `benches evict TRACE...`: eviction policies on traces.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 
 use anyhow::bail;
-use benches::{machine, speed};
+use benches::{evict, machine, speed};
 use kvasir::clock::SystemClock;
 use kvasir::console::Console;
 
@@ -14,6 +14,17 @@ fn main() -> anyhow::Result<()> {
         bail!("name at least one checkpoint, for example deploy/models/seedling");
     }
     let mut console = Console::process();
+    if let [first, traces @ ..] = folders.as_slice()
+        && first == "evict"
+    {
+        for trace in traces {
+            console.line(&format!("\n### {trace}\n"))?;
+            for line in evict::table(Path::new(trace))? {
+                console.line(&line)?;
+            }
+        }
+        return Ok(());
+    }
     let clock = SystemClock::start();
     let machine = machine::measure(&clock);
     console.line(&machine.describe())?;

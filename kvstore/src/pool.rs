@@ -2,8 +2,8 @@
 //!
 //! A slot is *free*, *owned* (one writer), or *sealed* (immutable, named). A sealed slot is *pinned* while a
 //! [`SealedSlot`] lives, *open* while an [`OpenRead`] lives, and otherwise *cached*: it stays findable by name until
-//! its memory is needed, least recently used first. The guard types are the states: what is not allowed in a state
-//! has no method there.
+//! its memory is needed; `pool/eviction.rs` says who goes first. The guard types are the states: what is not allowed in a
+//! state has no method there.
 //!
 //! A pool moves no bytes except to compute a checksum; the memory behind it does. It never waits for anything but its
 //! own mutex, whose sections are short and call nothing foreign.
@@ -13,6 +13,7 @@
 
 mod audit;
 mod changes;
+mod eviction;
 mod guards;
 mod lru;
 mod state;
@@ -102,8 +103,8 @@ impl Pool {
         &self.shared.memory
     }
 
-    /// Takes `count` slots for writing, all or nothing. Free slots go first, then the least recently used cached ones
-    /// lose their name. Their bytes are whatever was there before.
+    /// Takes `count` slots for writing, all or nothing. Free slots go first, then cached ones lose their name, in the
+    /// order of `pool/eviction.rs`. Their bytes are whatever was there before.
     ///
     /// # Errors
     /// [`PoolFull`] when fewer are free or cached; nothing is evicted then.
@@ -121,10 +122,18 @@ impl Pool {
         Ok(slots)
     }
 
-    /// Pins the object of this name, if the pool holds it.
+    /// Pins the object of this name, if the pool holds it. Counts as a use of it.
     #[must_use]
     pub fn lookup(&self, name: BlockName) -> Option<SealedSlot> {
         self.pin(&mut self.shared.state.lock(), name)
+    }
+
+    /// Pins the object of this name as [`Pool::lookup`] does, for upkeep: it counts as no use.
+    #[must_use]
+    pub fn hold(&self, name: BlockName) -> Option<SealedSlot> {
+        let mut state = self.shared.state.lock();
+        let slot = state.find(name)?;
+        Some(self.pin_slot(&mut state, slot))
     }
 
     /// Pins the longest leading run of `names` that the pool holds, in one short section.
@@ -281,7 +290,7 @@ impl Pool {
     }
 
     fn pin(&self, state: &mut State, name: BlockName) -> Option<SealedSlot> {
-        let slot = state.find(name)?;
+        let slot = state.look_up(name)?;
         Some(self.pin_slot(state, slot))
     }
 
@@ -312,7 +321,8 @@ impl Pool {
             let Seal { name, exact, bytes } = seal;
             state.seal(index, Contents { name, exact, bytes, checksum });
         }
-        self.pin(&mut state, seal.name).expect("held before, or sealed above")
+        let held = state.find(seal.name).expect("held before, or sealed above");
+        self.pin_slot(&mut state, held)
     }
 
     fn describe(&self, state: &State, slot: SlotIndex) -> Option<Descriptor> {

@@ -203,7 +203,7 @@ impl Lookups {
     /// Queues a block that was offered again, if it never reached the disk or does not stay there for long.
     pub(super) fn write_again(&self, key: ObjectKey) {
         if self.disk.is_some() && key.kind == ObjectKind::Block {
-            self.keep(self.pools.blocks.lookup(key.name).iter());
+            self.keep(self.pools.blocks.hold(key.name).iter());
         }
     }
 

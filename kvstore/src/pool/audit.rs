@@ -45,7 +45,7 @@ pub(super) fn recount(state: &State) -> PoolAudit {
         places[slot.index()].free += 1;
     }
     // Bounded, so that a broken link cannot walk in a circle.
-    for slot in state.lru.iter().take(state.slots.len()) {
+    for slot in state.cached.iter().take(state.slots.len()) {
         places[slot.index()].cached += 1;
     }
     let mut named = vec![0_usize; state.slots.len()];

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use shared::{BlockName, CacheChange, Generation, SlotIndex, Tier};
 
 use super::changes::Changes;
-use super::lru::Lru;
+use super::eviction::Cached;
 
 /// The whole state of a pool.
 pub(super) struct State {
     pub(super) slots: Vec<Slot>,
     pub(super) free: Vec<SlotIndex>,
     pub(super) by_name: HashMap<BlockName, SlotIndex>,
-    pub(super) lru: Lru,
+    pub(super) cached: Cached,
     changes: Changes,
 }
 
@@ -72,7 +72,7 @@ impl State {
             || Slot { phase: Phase::Free, generation: Generation(0), living: Living::default() };
         Self {
             slots: free.iter().map(|_| slot()).collect(),
-            lru: Lru::new(free.len()),
+            cached: Cached::new(free.len()),
             by_name: HashMap::with_capacity(free.len()),
             free,
             changes: Changes::default(),
@@ -80,7 +80,7 @@ impl State {
     }
 
     pub(super) fn available(&self) -> usize {
-        self.free.len() + self.lru.len()
+        self.free.len() + self.cached.len()
     }
 
     pub(super) fn held(&self) -> usize {
@@ -89,6 +89,13 @@ impl State {
 
     pub(super) fn find(&self, name: BlockName) -> Option<SlotIndex> {
         self.by_name.get(&name).copied()
+    }
+
+    /// As `find`, for somebody who will use the object: it counts for how long it stays.
+    pub(super) fn look_up(&mut self, name: BlockName) -> Option<SlotIndex> {
+        let index = self.find(name)?;
+        self.cached.used(index);
+        Some(index)
     }
 
     /// What a slot holds, if it is sealed.
@@ -100,10 +107,10 @@ impl State {
         }
     }
 
-    /// A slot for writing: a free one, else the least recently used cached one.
+    /// A slot for writing: a free one, else a cached one.
     pub(super) fn take_slot(&mut self) -> Option<(SlotIndex, Arc<()>)> {
         if self.free.is_empty() {
-            self.evict_oldest();
+            self.evict_one();
         }
         let index = self.free.pop()?;
         let slot = &mut self.slots[index.index()];
@@ -118,7 +125,8 @@ impl State {
         let before = self.by_name.insert(contents.name, index);
         assert!(before.is_none(), "a name is held by one slot");
         self.changes.stored(contents.name);
-        self.lru.push_newest(index);
+        self.cached.named(index, contents.name);
+        self.cached.push(index);
     }
 
     /// An owned slot becomes sealed without its name. It is in no list, so the caller must pin it.
@@ -159,7 +167,7 @@ impl State {
             return;
         }
         if sealed.named {
-            self.lru.push_newest(index);
+            self.cached.push(index);
         } else {
             self.free_slot(index);
         }
@@ -178,7 +186,7 @@ impl State {
         self.by_name.remove(&name);
         self.changes.removed(name);
         if idle {
-            self.lru.remove(index);
+            self.cached.remove(index);
             self.free_slot(index);
         }
         true
@@ -186,9 +194,10 @@ impl State {
 
     pub(super) fn evict_all(&mut self) -> usize {
         let mut evicted = 0;
-        while self.evict_oldest() {
+        while self.evict_one() {
             evicted += 1;
         }
+        self.cached.forget_ghosts();
         evicted
     }
 
@@ -218,14 +227,15 @@ impl State {
         self.changes.len()
     }
 
-    fn evict_oldest(&mut self) -> bool {
-        let Some(index) = self.lru.pop_oldest() else {
+    fn evict_one(&mut self) -> bool {
+        let name_of = |index: SlotIndex| match &self.slots[index.index()].phase {
+            Phase::Sealed(sealed) => sealed.contents.name,
+            Phase::Free | Phase::Owned => unreachable!("cached slots are sealed"),
+        };
+        let Some(index) = self.cached.pop(name_of) else {
             return false;
         };
-        let Phase::Sealed(sealed) = &self.slots[index.index()].phase else {
-            unreachable!("the list of cached slots holds sealed slots");
-        };
-        let name = sealed.contents.name;
+        let name = name_of(index);
         self.by_name.remove(&name);
         self.changes.removed(name);
         self.free_slot(index);
@@ -234,7 +244,7 @@ impl State {
 
     /// A sealed slot about to be held by one more guard: no longer evictable.
     fn hold(&mut self, index: SlotIndex) -> &mut Sealed {
-        self.lru.remove(index);
+        self.cached.remove(index);
         match &mut self.slots[index.index()].phase {
             Phase::Sealed(sealed) => sealed,
             Phase::Free | Phase::Owned => unreachable!("only a sealed slot is pinned or opened"),

@@ -216,7 +216,9 @@ fn the_audit_finds_planted_leaks() {
             pool.shared.state.lock().free.pop();
         }),
         ("a cached slot in no list", |pool| {
-            pool.shared.state.lock().lru.pop_oldest();
+            let mut state = pool.shared.state.lock();
+            let slot = state.find(name(1)).unwrap();
+            state.cached.remove(slot);
         }),
         ("a pin without a guard", |pool| {
             let mut state = pool.shared.state.lock();
@@ -270,6 +272,8 @@ struct Copy {
     pins: usize,
     reads: usize,
     named: bool,
+    main: bool,
+    used: bool,
 }
 
 /// The pool, the guards a test holds on it, and a model in plain vectors.
@@ -280,8 +284,10 @@ struct Twin {
     sealed: Vec<SealedSlot>,
     open: Vec<OpenRead>,
     copies: Vec<Copy>,
-    /// Descriptors of idle named copies, least recently used first.
+    /// Descriptors of idle named copies, in the order of their release: those of both queues.
     idle: Vec<Descriptor>,
+    /// Names that left the small queue, the last ones; none where one came back.
+    ghosts: Vec<Option<BlockName>>,
     /// Every descriptor ever given out.
     seen: Vec<(Descriptor, u64)>,
     versions: u64,
@@ -301,6 +307,7 @@ impl Twin {
             open: Vec::new(),
             copies: Vec::new(),
             idle: Vec::new(),
+            ghosts: Vec::new(),
             seen: Vec::new(),
             versions: 0,
             index: BTreeSet::new(),
@@ -359,12 +366,34 @@ impl Twin {
             Ok(slots) => {
                 assert!(count <= available);
                 for _ in self.free()..count {
-                    let evicted = self.idle.remove(0);
-                    self.copies.retain(|copy| copy.descriptor != evicted);
+                    self.evict();
                 }
                 self.owned.extend(slots);
             }
             Err(full) => assert_eq!(full, PoolFull { needed: count, available }),
+        }
+    }
+
+    fn evict(&mut self) {
+        loop {
+            let main: Vec<bool> =
+                self.idle.clone().iter().map(|idle| self.find(idle).unwrap().main).collect();
+            let from_main = main.len() < 2 * main.iter().filter(|main| **main).count();
+            let at = main.iter().position(|main| *main == from_main).unwrap();
+            let descriptor = self.idle.remove(at);
+            let copy = self.find(&descriptor).unwrap();
+            if std::mem::take(&mut copy.used) {
+                copy.main = true;
+                self.idle.push(descriptor);
+                continue;
+            }
+            if !from_main {
+                let before = (self.ghosts.len() + 1).saturating_sub(SLOTS);
+                self.ghosts.drain(..before);
+                self.ghosts.push(Some(descriptor.key.name));
+            }
+            self.copies.retain(|copy| copy.descriptor != descriptor);
+            return;
         }
     }
 
@@ -385,7 +414,11 @@ impl Twin {
             Some(held) => assert_eq!(descriptor, held, "first write wins"),
             None => {
                 assert!(self.seen.iter().all(|(seen, _)| *seen != descriptor), "never again");
-                self.copies.push(Copy { descriptor, version, pins: 0, reads: 0, named: true });
+                let ghost = self.ghosts.iter_mut().find(|ghost| **ghost == Some(name(number)));
+                let main = ghost.is_some_and(|ghost| ghost.take().is_some());
+                let (pins, reads, named, used) = (0, 0, true, false);
+                let copy = Copy { descriptor, version, pins, reads, named, main, used };
+                self.copies.push(copy);
                 self.seen.push((descriptor, version));
             }
         }
@@ -398,10 +431,13 @@ impl Twin {
         let held =
             self.copies.iter().find(|copy| copy.named && copy.descriptor.key.name == name(number));
         let held = held.map(|copy| copy.descriptor);
-        let found = self.pool.lookup(name(number));
+        let upkeep = self.generator.below(3) == 0;
+        let found =
+            if upkeep { self.pool.hold(name(number)) } else { self.pool.lookup(name(number)) };
         assert_eq!(found.as_ref().map(SealedSlot::descriptor), held);
         if let Some(found) = found {
-            self.hold(&found.descriptor()).pins += 1;
+            let copy = self.hold(&found.descriptor());
+            (copy.pins, copy.used) = (copy.pins + 1, copy.used || !upkeep);
             self.sealed.push(found);
         }
     }
@@ -448,6 +484,7 @@ impl Twin {
     fn evict_all(&mut self) {
         assert_eq!(self.pool.evict_all(), self.idle.len());
         let idle = std::mem::take(&mut self.idle);
+        self.ghosts.clear();
         self.copies.retain(|copy| !idle.contains(&copy.descriptor));
     }
 

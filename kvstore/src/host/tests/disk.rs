@@ -144,9 +144,21 @@ fn a_full_memory_makes_misses_and_evicts_nothing_pinned() {
     rig.assert_at_rest();
     let left: Vec<bool> = (0..4).map(|number| rig.tier.blocks().contains(name(number))).collect();
     assert_eq!(left, [true; 4]);
+}
+
+#[test]
+fn a_chain_from_disk_is_evicted_from_its_end() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, 0..4);
+    assert_eq!(rig.tier.evict_all(), 4);
+    let (ticket, found) = rig.locate(&keys(0..4));
+    assert_eq!(fetch(&rig, &found), [0, 1, 2, 3].map(Some));
+    drop(ticket);
     let held = rig.block(50);
     assert_eq!(rig.offer(&[held.descriptor()]), [OfferOutcome::Stored]);
-    assert!(!rig.tier.blocks().contains(name(3)), "a chain from disk is evicted from its end");
+    let left: Vec<bool> = (0..4).map(|number| rig.tier.blocks().contains(name(number))).collect();
+    assert_eq!(left, [true, true, true, false]);
 }
 
 #[test]
