@@ -105,6 +105,17 @@ struct Shared {
     _lock: File,
 }
 
+/// What became of a block that was to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// It is queued, or on disk already.
+    Queued,
+    /// The write budget has nothing left for it.
+    OverBudget,
+    /// The queue is full, or the drive is left alone after an error.
+    Dropped,
+}
+
 impl DiskTier {
     /// Locks the folder, rebuilds the index and starts the threads. Blocks: reads one table per sealed segment and the
     /// whole last one.
@@ -244,14 +255,14 @@ impl DiskTier {
 
     /// Queues a block to be written, unless it is on disk or queued, or at least `waiting_max` are waiting, or the write
     /// budget has nothing left for it. Never waits; what is not taken is counted.
-    pub(crate) fn store(&self, block: SealedSlot, waiting_max: usize) {
-        self.queue(block, Reuse::Unknown, waiting_max);
+    pub(crate) fn store(&self, block: SealedSlot, waiting_max: usize) -> Taken {
+        self.queue(block, Reuse::Unknown, waiting_max)
     }
 
     /// The same for a block that was asked for again: it may take more of the budget, and one that is on disk is written
     /// again when its retention ends soon.
-    pub(crate) fn keep(&self, block: SealedSlot, waiting_max: usize) {
-        self.queue(block, Reuse::Expected, waiting_max);
+    pub(crate) fn keep(&self, block: SealedSlot, waiting_max: usize) -> Taken {
+        self.queue(block, Reuse::Expected, waiting_max)
     }
 
     /// Of blocks that were found, those that [`DiskTier::keep`] would take: not on disk, or not for long. One answer per
@@ -262,7 +273,7 @@ impl DiskTier {
         names.map(|name| state.wants(name, now)).collect()
     }
 
-    fn queue(&self, block: SealedSlot, reuse: Reuse, waiting_max: usize) {
+    fn queue(&self, block: SealedSlot, reuse: Reuse, waiting_max: usize) -> Taken {
         let source = block.descriptor();
         let config = &self.shared.config;
         let bounds = QueueBounds {
@@ -277,12 +288,20 @@ impl DiskTier {
             let candidate = Candidate { name, bytes, reuse, unix_seconds };
             state.admit(candidate, bounds, now).map(|()| state.epoch)
         };
+        let counters = &self.shared.counters;
+        let dropped = |reason| {
+            counters.dropped(reason);
+            Taken::Dropped
+        };
         let epoch = match epoch {
             Ok(epoch) => epoch,
-            Err(Refused::Known) => return,
-            Err(Refused::Budget) => return self.shared.counters.over_budget(bytes),
-            Err(Refused::Full) => return self.shared.counters.dropped(WriteDrop::Queue),
-            Err(Refused::Suspended) => return self.shared.counters.dropped(WriteDrop::Error),
+            Err(Refused::Known) => return Taken::Queued,
+            Err(Refused::Budget) => {
+                counters.over_budget(bytes);
+                return Taken::OverBudget;
+            }
+            Err(Refused::Full) => return dropped(WriteDrop::Queue),
+            Err(Refused::Suspended) => return dropped(WriteDrop::Error),
         };
         let Some(writes) = &self.writes else {
             unreachable!("the sender is taken by drop alone");
@@ -290,8 +309,9 @@ impl DiskTier {
         if writes.try_send(Command::Write(Queued { block, epoch })).is_err() {
             // Callers of flush took the places, or the thread died.
             self.shared.state.lock().leave_queue(name, bytes);
-            self.shared.counters.dropped(WriteDrop::Queue);
+            return dropped(WriteDrop::Queue);
         }
+        Taken::Queued
     }
 
     /// Queues a read, answered on `done` by one message, in any order. Never waits; gives the slot back when there is no

@@ -29,8 +29,9 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, CacheChange, Clock, Descriptor, Flow, Grouped, LocateEvent, ObjectKey, ObjectKind,
-    OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory, Ticket, Tier, ungrouped,
+    BlockStore, CacheChange, Clock, Descriptor, Flow, Grouped, LocateEvent, Miss, ObjectKey,
+    ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory, Ticket, Tier,
+    ungrouped,
 };
 
 pub use stats::HostStats;
@@ -346,8 +347,9 @@ impl BlockStore for HostTier {
             Err(Command::Locate(mut lookup)) => {
                 self.counters.lookups_refused.fetch_add(1, Ordering::Relaxed);
                 // Nobody is left to tell when the sink is closed too.
-                let _: Flow =
-                    lookup.sink.emit(LocateEvent { found: vec![None; lookup.keys.len()] });
+                let _: Flow = lookup
+                    .sink
+                    .emit(LocateEvent { found: vec![Err(Miss::NoRoom); lookup.keys.len()] });
                 Ticket::empty()
             }
             Err(Command::Offer(_)) => unreachable!("a refused command comes back as it was"),
@@ -429,7 +431,7 @@ impl BlockStore for NoStore {
         mut sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
         // Closed or not, there is nothing more to say.
-        let _: Flow = sink.emit(LocateEvent { found: vec![None; keys.len()] });
+        let _: Flow = sink.emit(LocateEvent { found: vec![Err(Miss::NotAsked); keys.len()] });
         Ticket::empty()
     }
 

@@ -19,6 +19,8 @@ pub mod planner;
 pub mod pool;
 pub mod transport;
 
+mod recent;
+mod records;
 mod sys;
 
 #[cfg(test)]
@@ -40,6 +42,7 @@ pub use planner::{
     replay_is_exact, replay_rows, useful_window_floor,
 };
 pub use pool::{OpenRead, OwnedSlot, Pool, PoolAudit, PoolConfig, PoolFull, Seal, SealedSlot};
+pub use records::{BlockFate, FateRun, StartRecord, StartRecords, fate_runs};
 pub use transport::{
     DataTls, Failures, LocalTransport, LocalTransportConfig, PathStats, Peer, PeerDirectory,
     PeerStats, PeerTransport, PeerTransportConfig, PeerTransportError, PeerWiring, ReadDone,

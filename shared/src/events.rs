@@ -114,7 +114,65 @@ pub enum PlaceEvent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocateEvent {
     /// One answer per key, in the order asked.
-    pub found: Vec<Option<Descriptor>>,
+    pub found: Vec<Found>,
+}
+
+/// Where an object can be read, or why it cannot.
+pub type Found = Result<Descriptor, Miss>;
+
+/// Why an object that was looked up cannot be read. In ascending order of what it tells: of several nodes' answers the
+/// greatest counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Miss {
+    /// It was not looked up: no store, or no room for the question.
+    NotAsked,
+    /// The store did not answer, or not in time.
+    NoAnswer,
+    /// Never stored there, or so long ago that it is forgotten.
+    NeverStored,
+    /// It left host memory, and no drive had it.
+    Evicted,
+    /// It left host memory, and the drive had not taken it: the write budget went to others.
+    NotAdmitted,
+    /// It was on the drive and left with its segment, by age or by an operator.
+    Expired,
+    /// It was on the drive and is not found there: it failed its check, or the drive an operation.
+    Damaged,
+    /// There was no room to look for it or to bring it up from the drive: slots, reads or lookups at their bounds.
+    NoRoom,
+    /// It is on the drive, which could not bring it within the time of a lookup.
+    TooSlow,
+}
+
+impl Miss {
+    /// Whether the store said that it does not have the object.
+    #[must_use]
+    pub fn is_absent(self) -> bool {
+        match self {
+            Self::NeverStored
+            | Self::Evicted
+            | Self::NotAdmitted
+            | Self::Expired
+            | Self::Damaged => true,
+            Self::NotAsked | Self::NoAnswer | Self::NoRoom | Self::TooSlow => false,
+        }
+    }
+
+    /// The words used in reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotAsked => "not asked",
+            Self::NoAnswer => "no answer",
+            Self::NeverStored => "never stored",
+            Self::Evicted => "evicted",
+            Self::NotAdmitted => "not admitted",
+            Self::Expired => "expired",
+            Self::Damaged => "damaged",
+            Self::NoRoom => "no room",
+            Self::TooSlow => "too slow",
+        }
+    }
 }
 
 /// The events of an offer: one per object. The offering side keeps the object readable until its event came.

@@ -29,8 +29,8 @@ pub use borders::{
 pub use clock::{Clock, ManualClock, Timestamp};
 pub use errors::ServeError;
 pub use events::{
-    CacheChange, CacheEvent, DecodeEvent, FinishReason, LoadReport, LocateEvent, OfferEvent,
-    OfferOutcome, PlaceEvent, PrefillEvent, StartReport, WindowSource, WorkerEvent,
+    CacheChange, CacheEvent, DecodeEvent, FinishReason, Found, LoadReport, LocateEvent, Miss,
+    OfferEvent, OfferOutcome, PlaceEvent, PrefillEvent, StartReport, WindowSource, WorkerEvent,
 };
 pub use groups::{GROUP_BLOCKS, Grouped, group_of, owners, ungrouped};
 pub use ids::{

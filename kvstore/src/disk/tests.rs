@@ -9,7 +9,9 @@ use crossbeam_channel::bounded;
 use shared::{CacheChange, ManualClock, Numerics, SlotMemory, Tier};
 
 use super::stats::DiskReadError;
-use super::{DiskConfig, DiskError, DiskRead, DiskReadDone, DiskStats, DiskTier, DiskWiring};
+use super::{
+    DiskConfig, DiskError, DiskRead, DiskReadDone, DiskStats, DiskTier, DiskWiring, Taken,
+};
 use crate::memory::HostMemory;
 use crate::pool::{Pool, Seal, SealedSlot};
 use crate::testing::{
@@ -156,7 +158,7 @@ fn file(folder: &Folder, number: u64) -> PathBuf {
 }
 
 /// Flips one bit of a segment.
-fn flip(folder: &Folder, number: u64, offset: usize) {
+pub(crate) fn flip(folder: &Folder, number: u64, offset: usize) {
     let mut bytes = fs::read(file(folder, number)).unwrap();
     bytes[offset] ^= 4;
     fs::write(file(folder, number), bytes).unwrap();
@@ -268,7 +270,9 @@ fn a_full_queue_drops_and_counts_and_never_waits() {
             });
             // The writing thread stops at the first block: somebody writes to its slot.
             next(&held);
-            blocks.into_iter().for_each(|block| rig.tier.store(block, waiting_max));
+            for block in blocks {
+                let _taken: Taken = rig.tier.store(block, waiting_max);
+            }
             let stats = rig.stats();
             assert_eq!((stats.queue_objects, stats.dropped_queue), (3, 2), "{what}");
             assert_eq!(stats.queue_bytes, 3 * small);
@@ -298,7 +302,9 @@ fn eviction_drops_what_waits() {
             });
         });
         next(&held);
-        blocks.into_iter().for_each(|block| rig.tier.store(block, usize::MAX));
+        for block in blocks {
+            let _taken: Taken = rig.tier.store(block, usize::MAX);
+        }
         assert_eq!(rig.tier.evict_all(), 0);
         open.send(()).unwrap();
     });

@@ -3,6 +3,9 @@
 //! A block is read from disk once, however many lookups want it. A lookup is answered when all its blocks came, when its
 //! time is over, or at once when there is nothing to wait for. What comes too late stays cached for the next lookup. A
 //! ticket that drops unpins what its lookup has; reads under way end by themselves and leave their blocks cached.
+//!
+//! What is not found is answered with the reason, as far as it is remembered: of blocks that were stored here lately it is
+//! known how they were kept.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,14 +14,18 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, never};
 use parking_lot::Mutex;
 use shared::{
-    BlockName, Descriptor, Flow, Generation, LocateEvent, Location, ObjectKey, ObjectKind,
-    RequestContext, Sink, Timestamp,
+    BlockName, Descriptor, Flow, Found, Generation, LocateEvent, Location, Miss, ObjectKey,
+    ObjectKind, RequestContext, Sink, Timestamp,
 };
 
 use super::Pools;
 use super::stats::{Counters, count};
-use crate::disk::{DiskRead, DiskReadDone, DiskTier};
+use crate::disk::{DiskRead, DiskReadDone, DiskTier, Taken};
 use crate::pool::SealedSlot;
+use crate::recent::Recent;
+
+/// Blocks whose fate is remembered, for each slot of host memory.
+const REMEMBERED_PER_SLOT: usize = 4;
 
 /// A lookup that waits for its turn.
 pub(super) struct Lookup {
@@ -58,6 +65,21 @@ pub(super) struct Lookups {
     /// By number, so by age: all wait equally long. At most `onboard_lookups_max`.
     pending: BTreeMap<u64, Pending>,
     number_next: u64,
+    /// How the blocks that were stored last were kept, those that left included.
+    kept: Recent<Kept>,
+}
+
+/// How a block was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// In memory alone.
+    Memory,
+    /// In memory, and the write budget of the drive left nothing for it.
+    NotAdmitted,
+    /// On the drive too, or on the way there.
+    Drive,
+    /// On the drive, where it could not be read.
+    Damaged,
 }
 
 /// The tier below.
@@ -78,7 +100,7 @@ struct Place {
 
 struct Pending {
     context: RequestContext,
-    found: Vec<Option<Descriptor>>,
+    found: Vec<Found>,
     sink: Box<dyn Sink<LocateEvent>>,
     pins: Arc<Mutex<Pins>>,
     /// Blocks that may still come.
@@ -103,7 +125,9 @@ impl Lookups {
                 (Some(Disk { tier, done, wait_max, writes_max }), answers)
             }
         };
+        let remembered = pools.blocks.total().saturating_mul(REMEMBERED_PER_SLOT);
         let lookups = Self {
+            kept: Recent::new(remembered),
             pools,
             counters,
             disk,
@@ -116,7 +140,7 @@ impl Lookups {
 
     /// Begins a lookup, answers it if nothing is to be waited for, and returns the window objects it found.
     pub(super) fn begin(&mut self, lookup: Lookup, now: Timestamp) -> Vec<Descriptor> {
-        let found: Vec<Option<Descriptor>> = {
+        let mut found: Vec<Found> = {
             let mut pins = lookup.pins.lock();
             if matches!(*pins, Pins::Released) {
                 return Vec::new();
@@ -125,7 +149,10 @@ impl Lookups {
             let slots: Vec<Option<SealedSlot>> =
                 keys.map(|key| self.pools.of(key.kind).lookup(key.name)).collect();
             self.keep(slots.iter().flatten());
-            let found = slots.iter().map(|slot| slot.as_ref().map(SealedSlot::descriptor));
+            let found = lookup.keys.iter().zip(&slots).map(|(key, slot)| match slot {
+                Some(slot) => Ok(slot.descriptor()),
+                None => Err(self.reason(*key)),
+            });
             let found = found.collect();
             *pins = Pins::Held(slots);
             found
@@ -134,7 +161,7 @@ impl Lookups {
         let windows = windows.copied().collect();
         let number = self.number_next;
         self.number_next += 1;
-        let missing = self.onboard(number, &lookup.keys, &found);
+        let missing = self.onboard(number, &lookup.keys, &mut found);
         let wait_max = self.disk.as_ref().map_or(Duration::ZERO, |disk| disk.wait_max);
         let Lookup { context, sink, pins, .. } = lookup;
         let pending =
@@ -172,17 +199,23 @@ impl Lookups {
     pub(super) fn settle(&mut self, done: DiskReadDone) {
         let name = done.name;
         let sealed = self.seal(done);
+        if sealed.is_none() {
+            self.kept.put(name, Kept::Damaged);
+        }
         self.keep(sealed.iter());
         for place in self.reading.remove(&name).unwrap_or_default() {
             let Some(pending) = self.pending.get_mut(&place.lookup) else {
                 continue;
             };
-            if let Some(slot) = &sealed {
-                // A released lookup keeps nothing; it is dropped when its last block came.
-                if let Pins::Held(slots) = &mut *pending.pins.lock() {
-                    slots[place.key] = Some(slot.clone());
-                    pending.found[place.key] = Some(slot.descriptor());
+            match &sealed {
+                Some(slot) => {
+                    // A released lookup keeps nothing; it is dropped when its last block came.
+                    if let Pins::Held(slots) = &mut *pending.pins.lock() {
+                        slots[place.key] = Some(slot.clone());
+                        pending.found[place.key] = Ok(slot.descriptor());
+                    }
                 }
+                None => pending.found[place.key] = Err(Miss::Damaged),
             }
             pending.missing -= 1;
             if pending.missing == 0
@@ -194,21 +227,37 @@ impl Lookups {
     }
 
     /// Queues a block for the disk, unless it is there.
-    pub(super) fn write_behind(&self, block: SealedSlot) {
-        if let Some(disk) = &self.disk {
-            disk.tier.store(block, disk.writes_max);
+    pub(super) fn write_behind(&mut self, block: SealedSlot) {
+        let name = block.name();
+        let kept = match &self.disk {
+            Some(disk) => Kept::from(disk.tier.store(block, disk.writes_max)),
+            None => Kept::Memory,
+        };
+        self.kept.put(name, kept);
+    }
+
+    /// Why an object is not in memory, if it is not on the drive either.
+    fn reason(&self, key: ObjectKey) -> Miss {
+        let kept = if key.kind == ObjectKind::Block { self.kept.get(key.name) } else { None };
+        match kept {
+            None => Miss::NeverStored,
+            Some(Kept::Memory) => Miss::Evicted,
+            Some(Kept::NotAdmitted) => Miss::NotAdmitted,
+            Some(Kept::Drive) => Miss::Expired,
+            Some(Kept::Damaged) => Miss::Damaged,
         }
     }
 
     /// Queues a block that was offered again, if it never reached the disk or does not stay there for long.
-    pub(super) fn write_again(&self, key: ObjectKey) {
+    pub(super) fn write_again(&mut self, key: ObjectKey) {
         if self.disk.is_some() && key.kind == ObjectKind::Block {
-            self.keep(self.pools.blocks.hold(key.name).iter());
+            let block = self.pools.blocks.hold(key.name);
+            self.keep(block.iter());
         }
     }
 
     /// Queues those of the found blocks for the disk that are not there, or not for long: they were asked for again.
-    fn keep<'a>(&self, found: impl Iterator<Item = &'a SealedSlot> + Clone) {
+    fn keep<'a>(&mut self, found: impl Iterator<Item = &'a SealedSlot> + Clone) {
         let Some(disk) = &self.disk else {
             return;
         };
@@ -216,21 +265,25 @@ impl Lookups {
         let names = blocks.clone().map(|block| block.descriptor().key.name);
         for (block, wanted) in blocks.zip(disk.tier.wants(names)) {
             if wanted {
-                disk.tier.keep(block.clone(), disk.writes_max);
+                let taken = disk.tier.keep(block.clone(), disk.writes_max);
+                self.kept.put(block.name(), Kept::from(taken));
             }
         }
     }
 
     /// Starts reading what is on disk alone, and says how many of the keys are to be waited for.
-    fn onboard(&mut self, lookup: u64, keys: &[ObjectKey], found: &[Option<Descriptor>]) -> usize {
+    fn onboard(&mut self, lookup: u64, keys: &[ObjectKey], found: &mut [Found]) -> usize {
         let Some(disk) = &self.disk else {
             return 0;
         };
-        let missing = keys.iter().zip(found).enumerate().filter_map(|(index, (key, found))| {
-            let wanted = found.is_none() && key.kind == ObjectKind::Block;
+        let missing = keys.iter().zip(&*found).enumerate().filter_map(|(index, (key, found))| {
+            let wanted = found.is_err() && key.kind == ObjectKind::Block;
             (wanted && disk.tier.contains(key.name)).then_some((index, key.name))
         });
         let missing: Vec<(usize, BlockName)> = missing.collect();
+        for (key, _) in &missing {
+            found[*key] = Err(Miss::NoRoom);
+        }
         if !missing.is_empty() && disk.tier.config().onboard_lookups_max <= self.pending.len() {
             count(&self.counters.onboard_refused, missing.len());
             return 0;
@@ -250,6 +303,8 @@ impl Lookups {
                 count(&self.counters.onboard_refused, 1);
                 continue;
             }
+            // Until it comes; who waits in vain says so.
+            found[key] = Err(Miss::TooSlow);
             waiting += 1;
         }
         waiting
@@ -281,6 +336,16 @@ impl Lookups {
         );
         if sink.emit(LocateEvent { found }) == Flow::Closed {
             release(&pins);
+        }
+    }
+}
+
+impl From<Taken> for Kept {
+    fn from(taken: Taken) -> Self {
+        match taken {
+            Taken::Queued => Self::Drive,
+            Taken::OverBudget => Self::NotAdmitted,
+            Taken::Dropped => Self::Memory,
         }
     }
 }

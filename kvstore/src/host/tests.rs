@@ -4,8 +4,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, CacheChange, Descriptor, Flow, LocateEvent, ManualClock, ObjectKey, ObjectKind,
-    OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, Ticket, Tier,
+    BlockStore, CacheChange, Descriptor, Flow, LocateEvent, ManualClock, Miss, ObjectKey,
+    ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, Ticket, Tier,
 };
 
 use super::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore};
@@ -21,6 +21,7 @@ use crate::transport::{
 
 mod disk;
 mod late;
+mod reasons;
 
 const TTL: Duration = Duration::from_secs(60);
 
@@ -99,7 +100,7 @@ impl Rig {
         let ticket = self.tier.locate(RequestContext::NONE, asked(keys), sink);
         let event: LocateEvent = next(&events);
         assert_eq!(event.found.len(), keys.len());
-        (ticket, event.found)
+        (ticket, copies(event))
     }
 
     fn holds(&self, key: ObjectKey) -> bool {
@@ -192,6 +193,11 @@ impl Transport for Silent {
         }
         Ticket::empty()
     }
+}
+
+/// The copies that a lookup found.
+fn copies(event: LocateEvent) -> Vec<Option<Descriptor>> {
+    event.found.into_iter().map(Result::ok).collect()
 }
 
 #[test]
@@ -485,10 +491,10 @@ fn a_full_queue_drops_offers_and_answers_lookups_with_nothing() {
     let three = rig.tier.locate(RequestContext::NONE, asked(&[key(1)]), sink);
     let (sink, full) = sending::<LocateEvent>();
     drop(rig.tier.locate(RequestContext::NONE, asked(&[key(1), key(2)]), sink));
-    assert_eq!(next(&full).found, [None, None]);
+    assert_eq!(next(&full).found, [Err(Miss::NoRoom); 2]);
     assert_eq!(queued.try_recv(), Err(TryRecvError::Empty));
     gate.send(()).unwrap();
-    assert!(next(&queued).found[0].is_some());
+    assert!(next(&queued).found[0].is_ok());
     assert_eq!([next(&events), next(&events)].map(|e| e.outcome), [OfferOutcome::Stored; 2]);
     let stats = rig.tier.stats();
     assert_eq!((stats.dropped_queue, stats.lookups_refused), (2, 1));
@@ -571,7 +577,7 @@ fn settings_out_of_range_are_refused_by_name() {
 fn no_store_holds_nothing() {
     let (sink, located) = sending::<LocateEvent>();
     drop(NoStore.locate(RequestContext::NONE, asked(&[key(1), key(2)]), sink));
-    assert_eq!(next(&located).found, [None, None]);
+    assert_eq!(next(&located).found, [Err(Miss::NotAsked); 2]);
     let source = pool(1, 1);
     let held = store(&source, 1);
     let (sink, offered) = sending::<OfferEvent>();

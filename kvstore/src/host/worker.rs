@@ -215,7 +215,7 @@ impl Worker {
     }
 
     /// Answers what is held or has no room, and prepares reads for the rest.
-    fn choose(&self, chunk: &[Descriptor], offer: &mut Offer) -> (Vec<ReadRequest>, Flow) {
+    fn choose(&mut self, chunk: &[Descriptor], offer: &mut Offer) -> (Vec<ReadRequest>, Flow) {
         let mut reads: Vec<ReadRequest> = Vec::with_capacity(chunk.len());
         for source in chunk {
             let pool = self.pools.of(source.key.kind);

@@ -11,11 +11,10 @@
 //! Source: Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023. There a queue is in the order of
 //! arrival; here a slot that is held is in no queue, and enters its queue again when it is released.
 
-use std::collections::{HashMap, VecDeque};
-
 use shared::{BlockName, SlotIndex};
 
 use super::lru::Lru;
+use crate::recent::Recent;
 
 /// The cached slots of a pool: sealed, named, held by nobody.
 #[derive(Debug)]
@@ -23,7 +22,8 @@ pub(super) struct Cached {
     small: Lru,
     main: Lru,
     marks: Vec<Mark>,
-    ghosts: Ghosts,
+    /// The names that left the small queue last, as many as there are slots.
+    ghosts: Recent<()>,
 }
 
 /// What is known of the object in a slot.
@@ -35,17 +35,6 @@ struct Mark {
     used: bool,
 }
 
-/// The names that left last, as many as there are slots.
-#[derive(Debug)]
-struct Ghosts {
-    room: usize,
-    /// The number under which a name left last.
-    left: HashMap<BlockName, u64>,
-    /// All of them in order; an entry whose number is not that in `left` is void.
-    order: VecDeque<(BlockName, u64)>,
-    next: u64,
-}
-
 impl Cached {
     /// Nothing cached, with room for slots below `slots`.
     pub(super) fn new(slots: usize) -> Self {
@@ -53,7 +42,7 @@ impl Cached {
             small: Lru::new(slots),
             main: Lru::new(slots),
             marks: vec![Mark::default(); slots],
-            ghosts: Ghosts { room: slots, left: HashMap::new(), order: VecDeque::new(), next: 0 },
+            ghosts: Recent::new(slots),
         }
     }
 
@@ -64,7 +53,7 @@ impl Cached {
 
     /// A slot was given this name. It is cached from its first [`Cached::push`] on.
     pub(super) fn named(&mut self, slot: SlotIndex, name: BlockName) {
-        self.marks[slot.index()] = Mark { main: self.ghosts.take(name), used: false };
+        self.marks[slot.index()] = Mark { main: self.ghosts.take(name).is_some(), used: false };
     }
 
     /// Somebody looked the slot's object up.
@@ -99,7 +88,7 @@ impl Cached {
                 continue;
             }
             if small {
-                self.ghosts.put(name_of(slot));
+                self.ghosts.put(name_of(slot), ());
             }
             return Some(slot);
         }
@@ -107,8 +96,7 @@ impl Cached {
 
     /// Forgets who left.
     pub(super) fn forget_ghosts(&mut self) {
-        self.ghosts.left.clear();
-        self.ghosts.order.clear();
+        self.ghosts.clear();
     }
 
     /// The slots, queue by queue, walked link by link.
@@ -117,29 +105,11 @@ impl Cached {
     }
 }
 
-impl Ghosts {
-    fn put(&mut self, name: BlockName) {
-        if self.order.len() == self.room
-            && let Some((oldest, number)) = self.order.pop_front()
-            && self.left.get(&oldest) == Some(&number)
-        {
-            self.left.remove(&oldest);
-        }
-        self.left.insert(name, self.next);
-        self.order.push_back((name, self.next));
-        self.next += 1;
-    }
-
-    fn take(&mut self, name: BlockName) -> bool {
-        self.left.remove(&name).is_some()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use shared::{BlockName, SlotIndex};
 
-    use super::{Cached, Ghosts};
+    use super::Cached;
 
     fn name(slot: SlotIndex) -> BlockName {
         let mut bytes = [0; 16];
@@ -209,16 +179,5 @@ mod tests {
         cached.forget_ghosts();
         cached.named(SlotIndex(1), name(SlotIndex(1)));
         assert!(!cached.marks[1].main, "forgotten with the others");
-    }
-
-    #[test]
-    fn as_many_names_are_remembered_as_there_are_slots() {
-        let mut ghosts = Ghosts { room: 2, ..filled(0).ghosts };
-        for number in [1, 2, 1, 3] {
-            ghosts.put(name(SlotIndex(number)));
-            assert!(ghosts.order.len() <= 2 && ghosts.left.len() <= 2);
-        }
-        let found = [1, 2, 3].map(|number| ghosts.take(name(SlotIndex(number))));
-        assert_eq!(found, [true, false, true]);
     }
 }

@@ -25,11 +25,11 @@ use std::sync::Arc;
 use std::thread::{self, Builder, JoinHandle};
 
 use engine::{Engine, KvSlab};
-use kvstore::{Pool, PoolAudit, Transport};
+use kvstore::{Pool, PoolAudit, StartRecord, StartRecords, Transport};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, Clock, Decode, DecodeEvent, DecodeRequest, Flow, PrefillDirectory, ServeError,
-    Sink, Ticket, WorkerEvent, WorkerRank,
+    BlockStore, Clock, Decode, DecodeEvent, DecodeRequest, Flow, PrefillDirectory, RequestId,
+    ServeError, Sink, Ticket, WorkerEvent, WorkerRank,
 };
 
 use crate::config::{ConfigError, DecodeConfig};
@@ -95,6 +95,7 @@ pub struct DecodeWorker {
 struct Shared {
     mailbox: Arc<Mailbox>,
     stats: Mutex<DecodeStats>,
+    records: StartRecords,
     waiting_max: usize,
 }
 
@@ -117,6 +118,7 @@ impl DecodeWorker {
         let shared = Arc::new(Shared {
             mailbox: Arc::new(Mailbox::new(config.waiting_max)),
             stats: Mutex::new(DecodeStats::default()),
+            records: StartRecords::default(),
             waiting_max: config.waiting_max,
         });
         let (pool, windows) = (parts.pool.clone(), parts.windows.clone());
@@ -129,6 +131,12 @@ impl DecodeWorker {
     #[must_use]
     pub fn stats(&self) -> DecodeStats {
         *self.shared.stats.lock()
+    }
+
+    /// How the starts of a request went, as far as they are remembered.
+    #[must_use]
+    pub fn starts_of(&self, request: RequestId) -> Vec<StartRecord> {
+        self.shared.records.of(request)
     }
 
     /// Where every slot is: of the blocks, then of the window objects.

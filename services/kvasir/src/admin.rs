@@ -9,15 +9,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::Json;
 use axum::routing::{get, post};
 use gateway::{Gateway, MetricsProvider};
-use kvstore::PoolAudit;
+use kvstore::{BlockFate, PoolAudit, StartRecord};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use shared::RequestId;
 
 use crate::wiring::{Cluster, NamedPool};
 
@@ -41,9 +42,14 @@ pub(crate) struct Observed {
     pub(crate) evict_disk: Option<Count>,
     /// Whether the role's own thread still runs; `/healthz` says so.
     pub(crate) is_running: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
+    /// How its workers started a request, as far as they remember.
+    pub(crate) starts: Vec<(String, Starts)>,
     /// The members it is linked to.
     pub(crate) members: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
 }
+
+/// Tells the starts of a request.
+pub(crate) type Starts = Arc<dyn Fn(RequestId) -> Vec<StartRecord> + Send + Sync>;
 
 /// Counts something now.
 pub(crate) type Count = Arc<dyn Fn() -> usize + Send + Sync>;
@@ -59,6 +65,9 @@ impl Observed {
     pub(crate) fn of_cluster(cluster: &Arc<Cluster>) -> Self {
         let figures = Arc::clone(cluster);
         let busy = Arc::clone(cluster);
+        let (of_prefill, of_decode) = (Arc::clone(cluster), Arc::clone(cluster));
+        let prefill: Starts = Arc::new(move |id| of_prefill.prefill().starts_of(id));
+        let decode: Starts = Arc::new(move |id| of_decode.decode().starts_of(id));
         Self {
             pools: cluster.pools().to_vec(),
             figures: vec![Arc::new(move |text| figures::write(&figures, text))],
@@ -68,6 +77,7 @@ impl Observed {
             prefill_loaded_share: Some(cluster.prefill_loaded_share().with_tables),
             evict_disk: None,
             is_running: None,
+            starts: vec![("prefill".to_owned(), prefill), ("decode".to_owned(), decode)],
             members: None,
         }
     }
@@ -107,7 +117,7 @@ struct EvictQuery {
     tier: EvictTier,
 }
 
-/// The admin routes of a process: health, `/metrics`, `GET /debug/audit`, `GET /debug/members`,
+/// The admin routes of a process: health, `/metrics`, `GET /debug/audit`, `GET /debug/members`, `GET /debug/starts/{id}`,
 /// `POST /debug/cache/evict?tier=device|host|disk|all`.
 pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
     let observed = Arc::new(observed);
@@ -118,6 +128,7 @@ pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
     let debug = Router::new()
         .route("/debug/audit", get(audit))
         .route("/debug/members", get(members))
+        .route("/debug/starts/{id}", get(starts))
         .route("/debug/cache/evict", post(evict))
         .with_state(operated);
     let own = match gateway {
@@ -179,6 +190,38 @@ fn healthz(is_running: Option<&Arc<dyn Fn() -> bool + Send + Sync>>) -> (StatusC
 async fn members(State(operated): State<Operated>) -> Json<Value> {
     let members = operated.observed.members.as_ref().map(|members| members());
     Json(members.unwrap_or_else(|| json!({})))
+}
+
+/// How a request started at the workers of this process: one entry per start, oldest first.
+async fn starts(State(operated): State<Operated>, Path(id): Path<String>) -> Json<Value> {
+    let Ok(id) = u128::from_str_radix(&id, 16) else { return Json(json!([])) };
+    let told = operated.observed.starts.iter().flat_map(|(worker, starts)| {
+        starts(RequestId(id)).into_iter().map(|start| start_json(worker, &start))
+    });
+    Json(told.collect())
+}
+
+fn start_json(worker: &str, start: &StartRecord) -> Value {
+    let mut from = 0;
+    let runs = start.runs.iter().map(|run| {
+        let to = from + run.blocks;
+        let reason = match run.fate {
+            BlockFate::Missed(miss) => Some(miss.as_str()),
+            _ => None,
+        };
+        let run = json!({"from": from, "to": to, "fate": run.fate.as_str(), "reason": reason});
+        from = to;
+        run
+    });
+    let blocks: Vec<Value> = runs.collect();
+    json!({
+        "worker": worker,
+        "start": start.start,
+        "window_source": start.window_source.as_str(),
+        "replayed_rows": start.replayed_rows,
+        "exact": start.exact,
+        "blocks": blocks,
+    })
 }
 
 fn pool_json(audit: PoolAudit) -> Value {

@@ -1,13 +1,14 @@
 //! `kvasir kv`: what an operator does with the segment files of a store node's disk, beside a running store or without one.
 //!
 //! The commands that only look ([`kvstore::survey`]) take no lock; `evict` and `fsck --repair` take the store's and are
-//! refused while it runs. With `--json` every line of the result is one JSON object. Exit status 1 also means damage, or a
+//! refused while it runs; `explain` asks running workers. With `--json` every line of the result is one JSON object. Exit status 1 also means damage, or a
 //! plan that does not fit.
 //!
 //! Start reading at [`KvCommand`].
 
 mod check;
 mod evict;
+mod explain;
 mod list;
 mod plan;
 mod units;
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{ArgGroup, Args, Subcommand};
-use shared::{BlockName, Clock};
+use shared::{BlockName, Clock, RequestId};
 
 use crate::console::Console;
 
@@ -36,6 +37,8 @@ pub(crate) enum KvCommand {
     Scrub(ScrubArgs),
     /// Remove segments of a store that is stopped.
     Evict(EvictArgs),
+    /// Say why each block of a request was cached or not, as its workers remember it.
+    Explain(ExplainArgs),
     /// Say whether drives hold what a token rate writes within a retention. Exit status 1 when not.
     Plan(PlanArgs),
 }
@@ -114,6 +117,20 @@ pub(crate) struct EvictArgs {
     segment: Option<u64>,
 }
 
+/// Options of `kvasir kv explain`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// The request: header x-request-id of its answer, or the answer's id.
+    #[arg(value_parser = explain::request_id)]
+    request: RequestId,
+    /// Admin listener of a prefill or decode worker, for example http://127.0.0.1:9101; once per process.
+    #[arg(long, required = true)]
+    admin: Vec<String>,
+    /// JSON instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
 /// Options of `kvasir kv plan`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlanArgs {
@@ -157,6 +174,7 @@ pub(crate) fn run(
         KvCommand::Fsck(args) => check::fsck(args, clock, console),
         KvCommand::Scrub(args) => check::scrub(args, clock, console),
         KvCommand::Evict(args) => evict::run(args, now, console).map(|()| true),
+        KvCommand::Explain(args) => explain::run(args, clock, console).map(|()| true),
         KvCommand::Plan(args) => plan::run(args, console),
     }
 }

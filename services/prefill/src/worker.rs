@@ -27,11 +27,11 @@ use std::sync::Arc;
 use std::thread::{self, Builder, JoinHandle};
 
 use engine::{Engine, KvSlab};
-use kvstore::{Pool, PoolAudit, Transport};
+use kvstore::{Pool, PoolAudit, StartRecord, StartRecords, Transport};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, Clock, Flow, Prefill, PrefillEvent, PrefillRequest, ServeError, Sink, Ticket,
-    WorkerEvent, WorkerRank,
+    BlockStore, Clock, Flow, Prefill, PrefillEvent, PrefillRequest, RequestId, ServeError, Sink,
+    Ticket, WorkerEvent, WorkerRank,
 };
 
 use crate::config::{ConfigError, PrefillConfig};
@@ -77,6 +77,7 @@ pub enum StartError {
 pub struct PrefillWorker {
     mailbox: Arc<Mailbox>,
     stats: Arc<Mutex<PrefillStats>>,
+    records: Arc<StartRecords>,
     waiting_max: usize,
     retry_after_ms: u64,
     pool: Pool,
@@ -99,16 +100,29 @@ impl PrefillWorker {
         let stats = Arc::new(Mutex::new(PrefillStats::default()));
         let (waiting_max, retry_after_ms) = (config.waiting_max, config.report_interval_ms);
         let (pool, windows) = (parts.pool.clone(), parts.windows.clone());
-        let state = Loop::new(config, parts, Arc::clone(&mailbox), Arc::clone(&stats));
+        let records = Arc::new(StartRecords::default());
+        let state = Loop::new(
+            config,
+            parts,
+            Arc::clone(&mailbox),
+            Arc::clone(&stats),
+            Arc::clone(&records),
+        );
         let thread = Builder::new().name("prefill".to_owned()).spawn(move || run(state))?;
         let thread = Some(thread);
-        Ok(Self { mailbox, stats, waiting_max, retry_after_ms, pool, windows, thread })
+        Ok(Self { mailbox, stats, records, waiting_max, retry_after_ms, pool, windows, thread })
     }
 
     /// Counters and gauges as of the end of the last turn of the loop.
     #[must_use]
     pub fn stats(&self) -> PrefillStats {
         self.stats.lock().clone()
+    }
+
+    /// How the starts of a request went, as far as they are remembered.
+    #[must_use]
+    pub fn starts_of(&self, request: RequestId) -> Vec<StartRecord> {
+        self.records.of(request)
     }
 
     /// Where every slot is: of the blocks, then of the window objects. Visits all slots: for health checks and tests.

@@ -170,3 +170,31 @@ fn a_prompt_is_answered_without_a_server() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("56"), "{text}");
 }
+
+#[test]
+fn explain_says_how_each_block_of_a_prompt_was_had() {
+    let server = Server::start(&[]);
+    let messages = user(&long_text(60));
+    let [first, second] = [0, 1].map(|_| answer(&server, &messages));
+    let admin = format!("http://{}", server.admin);
+    let explain = |answer: &Value| -> Vec<Value> {
+        let id = answer["id"].as_str().expect("an answer has an id");
+        let output = run(&["kv", "explain", id, "--admin", &admin, "--json"]);
+        assert!(output.status.success(), "{}", errors_of(&output));
+        let text = String::from_utf8(output.stdout).expect("text");
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    let block = |starts: &[Value], worker: &str| {
+        let start = starts.iter().find(|start| start["worker"] == worker);
+        let start = start.unwrap_or_else(|| panic!("{worker} is missing: {starts:?}"));
+        (start["blocks"][0]["fate"].clone(), start["blocks"][0]["reason"].clone())
+    };
+    let cold = explain(&first);
+    assert_eq!(block(&cold, "prefill"), (json!("missed"), json!("never stored")));
+    let handed = json!("handed over, computed by prefill");
+    assert_eq!(block(&cold, "decode"), (handed, Value::Null));
+    assert_eq!(block(&explain(&second), "decode"), (json!("held"), Value::Null));
+    let unknown = run(&["kv", "explain", &"0".repeat(32), "--admin", &admin]);
+    assert!(!unknown.status.success());
+    assert!(errors_of(&unknown).contains("remembers"), "{}", errors_of(&unknown));
+}

@@ -12,7 +12,7 @@ use shared::{
     OfferOutcome, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
 };
 
-use super::{Rig, config, key, sending, window_key};
+use super::{Rig, config, copies, key, sending, window_key};
 use crate::disk::tests::{Folder, config as disk_config, wiring};
 use crate::disk::{DiskConfig, DiskStats, DiskTier};
 use crate::pool::Pool;
@@ -71,7 +71,7 @@ fn fetch(rig: &Rig, found: &[Option<Descriptor>]) -> Vec<Option<u64>> {
     numbers
 }
 
-fn ask(rig: &Rig, keys: &[ObjectKey]) -> (Ticket, Receiver<LocateEvent>) {
+pub(super) fn ask(rig: &Rig, keys: &[ObjectKey]) -> (Ticket, Receiver<LocateEvent>) {
     let (sink, events) = sending();
     (rig.tier.locate(RequestContext::NONE, asked(keys), sink), events)
 }
@@ -180,7 +180,7 @@ fn a_block_is_read_once_for_all_who_wait_and_others_go_on() {
         assert!(waiting.iter().all(|events| events.try_recv() == Err(TryRecvError::Empty)));
         assert_eq!(rig.tier.audit()[0].owned, 2);
     });
-    let found: Vec<_> = waiting.iter().map(|events| fetch(&rig, &next(events).found)).collect();
+    let found: Vec<_> = waiting.iter().map(|events| fetch(&rig, &copies(next(events)))).collect();
     assert_eq!(
         found,
         [vec![Some(0), Some(1)], vec![Some(1)], vec![Some(1), Some(0), Some(1), None]]
@@ -206,7 +206,7 @@ fn a_late_lookup_is_answered_with_what_is_there_and_the_rest_comes_later() {
         assert_eq!(events.try_recv(), Err(TryRecvError::Empty));
         rig.clock.advance(Duration::from_millis(5));
         let found = next(&events).found;
-        assert_eq!(found.iter().map(Option::is_some).collect::<Vec<_>>(), [false, false, true]);
+        assert_eq!(found.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, false, true]);
         late = Some((ticket, events));
     });
     while !(0..2).all(|number| rig.tier.blocks().contains(name(number))) {
@@ -281,7 +281,7 @@ fn lookups_and_reads_under_way_are_bounded() {
         first = Some(one);
     });
     let (ticket, events) = first.unwrap();
-    assert_eq!(fetch(&rig, &next(&events).found), [Some(0), None], "one read at a time");
+    assert_eq!(fetch(&rig, &copies(next(&events))), [Some(0), None], "one read at a time");
     assert_eq!(rig.tier.stats().onboard_refused, 3);
     drop(ticket);
     rig.assert_at_rest();

@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvstore::{
-    SealedSlot, StartPlan, StartQuery, StartRole, WindowCandidate, WindowPlan, plan_start,
-    useful_window_floor,
+    BlockFate, SealedSlot, StartPlan, StartQuery, StartRecord, StartRole, WindowCandidate,
+    WindowPlan, fate_runs, plan_start, useful_window_floor,
 };
 use shared::{
-    BLOCK_TOKENS, BlockName, Descriptor, Grouped, Lineage, LocateEvent, ObjectKey, ObjectKind,
-    RequestContext, Root, StartReport, Ticket, Tier, Timestamp, TokenId, WindowSource, WorkerRank,
-    group_of,
+    BLOCK_TOKENS, BlockName, Descriptor, Grouped, Lineage, LocateEvent, Miss, ObjectKey,
+    ObjectKind, RequestContext, Root, StartReport, Ticket, Tier, Timestamp, TokenId, WindowSource,
+    WorkerRank, group_of,
 };
 
 use crate::mailbox::OperationId;
@@ -53,6 +53,8 @@ pub(super) struct Start {
     held: Run<Option<Held>>,
     /// Where the store has a copy of the others.
     stored: Vec<Option<Descriptor>>,
+    /// How each block was come by so far.
+    fates: Vec<BlockFate>,
     windows: BTreeMap<u32, WindowCopy>,
     lookup: Option<Lookup>,
     store: Option<Ticket>,
@@ -98,6 +100,7 @@ pub(super) struct Ready {
     /// Whether blocks sealed from here on equal those of a cold run.
     pub(super) exact: bool,
     pub(super) report: StartReport,
+    pub(super) record: StartRecord,
 }
 
 impl Start {
@@ -109,11 +112,17 @@ impl Start {
         let hold =
             |name: &BlockName| core.pool.lookup(*name).map(|slot| Held { slot, cached: true });
         let held = Run(asked.names.iter().map(hold).collect());
+        let fates = held.0.iter().map(|held: &Option<Held>| match held {
+            Some(_) => BlockFate::Held,
+            None => BlockFate::Missed(Miss::NotAsked),
+        });
+        let fates = fates.collect();
         let mut start = Self {
             reads: Reads::new(asked.key, asked.context, now),
             visit: Visit::new(asked.prefill),
             held,
             stored: vec![None; blocks],
+            fates,
             windows: BTreeMap::new(),
             lookup: None,
             store: None,
@@ -166,22 +175,34 @@ impl Start {
             return;
         }
         let Some(lookup) = self.lookup.take() else { return };
-        let Some(event) = event else { return };
-        let (blocks, windows) = (lookup.blocks, lookup.windows);
-        if event.found.len() != blocks.len() + windows.len() {
+        let Some(event) = event else { return self.unanswered(&lookup) };
+        if event.found.len() != lookup.blocks.len() + lookup.windows.len() {
             tracing::warn!("the store answered a lookup with a wrong number of objects");
-            return;
+            return self.unanswered(&lookup);
         }
-        let (found_blocks, found_windows) = event.found.split_at(blocks.len());
-        for (block, found) in blocks.into_iter().zip(found_blocks) {
+        let (found_blocks, found_windows) = event.found.split_at(lookup.blocks.len());
+        for (block, found) in lookup.blocks.into_iter().zip(found_blocks) {
             let name = self.asked.names[block];
-            self.stored[block] = found.filter(|copy| is_copy(copy, ObjectKind::Block, name));
+            self.fates[block] = match found {
+                Ok(copy) if is_copy(copy, ObjectKind::Block, name) => {
+                    self.stored[block] = Some(*copy);
+                    BlockFate::Unwanted
+                }
+                Ok(_) => BlockFate::Failed,
+                Err(miss) => BlockFate::Missed(*miss),
+            };
         }
-        for (at, found) in windows.into_iter().zip(found_windows) {
+        for (at, found) in lookup.windows.into_iter().zip(found_windows) {
             let name = self.window_name(at);
-            if let Some(copy) = found.filter(|copy| is_copy(copy, ObjectKind::Window, name)) {
+            if let Some(copy) = found.ok().filter(|copy| is_copy(copy, ObjectKind::Window, name)) {
                 self.windows.insert(at, WindowCopy::Stored(copy));
             }
+        }
+    }
+
+    fn unanswered(&mut self, lookup: &Lookup) {
+        for block in &lookup.blocks {
+            self.fates[*block] = BlockFate::Missed(Miss::NoAnswer);
         }
     }
 
@@ -193,7 +214,10 @@ impl Start {
             }
             core.stats.locates_failed += 1;
             core.operations.remove(&lookup.operation);
-            (self.lookup, self.store) = (None, None);
+            if let Some(lookup) = self.lookup.take() {
+                self.unanswered(&lookup);
+            }
+            self.store = None;
         }
         // Each turn of this loop follows a loss or a finished attempt; see the module's documentation.
         loop {
@@ -308,7 +332,13 @@ impl Start {
     /// One read came back with its sealed copy.
     pub(super) fn fetched(&mut self, target: Target, slot: SealedSlot, cached: bool) {
         match target {
-            Target::Block(block) => self.held.0[block] = Some(Held { slot, cached }),
+            Target::Block(block) => {
+                self.held.0[block] = Some(Held { slot, cached });
+                self.fates[block] = match self.fates[block] {
+                    BlockFate::Unwanted if cached => BlockFate::Read,
+                    _ => BlockFate::HandedOver { cached },
+                };
+            }
             Target::Window(at) => {
                 let from_prefill = !cached;
                 self.windows.insert(at, WindowCopy::Own { slot, from_prefill });
@@ -320,7 +350,11 @@ impl Start {
     fn take_losses(&mut self) {
         while let Some(lost) = self.reads.lost.pop() {
             match lost {
-                Target::Block(block) => self.stored[block] = None,
+                Target::Block(block) => {
+                    if self.stored[block].take().is_some() {
+                        self.fates[block] = BlockFate::Failed;
+                    }
+                }
                 Target::Window(at) => {
                     if matches!(self.windows.get(&at), Some(WindowCopy::Stored(_))) {
                         self.windows.remove(&at);
@@ -372,6 +406,14 @@ impl Start {
             ) => source,
             _ => plan.window_source(),
         };
+        let report = StartReport {
+            cached_tokens,
+            replayed_tokens: plan.replayed_rows() + prefill_rows,
+            window_source,
+            exact: exact && self.asked.basis.original,
+            bytes_fetched: self.reads.bytes_fetched,
+            prefill: self.visit.took_part(),
+        };
         Ready {
             start: plan.start,
             first_row: plan.first_row(),
@@ -380,14 +422,15 @@ impl Start {
             window_is_new,
             blocks,
             exact,
-            report: StartReport {
-                cached_tokens,
-                replayed_tokens: plan.replayed_rows() + prefill_rows,
+            record: StartRecord {
+                request: self.asked.context.id,
+                start: plan.start,
                 window_source,
-                exact: exact && self.asked.basis.original,
-                bytes_fetched: self.reads.bytes_fetched,
-                prefill: self.visit.took_part(),
+                replayed_rows: report.replayed_tokens,
+                exact: report.exact,
+                runs: fate_runs(&self.fates),
             },
+            report,
         }
     }
 

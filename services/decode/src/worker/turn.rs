@@ -244,6 +244,7 @@ impl Loop {
             let job = self.jobs.get_mut(&key).expect("taken from the jobs above");
             self.core.forget_start(key);
             note_start(&mut self.core.stats, job, &done);
+            self.shared.records.keep(done.record.clone());
             if done.window_is_new
                 && let Some((end, window)) = &done.window
             {

@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use shared::{
-    BlockName, BlockStore, Clock, Descriptor, Flow, Grouped, LocateEvent, ObjectKey, OfferEvent,
-    OfferOutcome, RequestContext, Sink, Ticket, WorkerRank, owners,
+    BlockName, BlockStore, Clock, Descriptor, Flow, Grouped, LocateEvent, Miss, ObjectKey,
+    OfferEvent, OfferOutcome, RequestContext, Sink, Ticket, WorkerRank, owners,
 };
 
 use crate::config::StoresConfig;
@@ -230,7 +230,7 @@ impl BlockStore for Stores {
         let nodes = (self.nodes)();
         if nodes.is_empty() {
             // Closed or not, there is nothing more to say.
-            let _: Flow = sink.emit(LocateEvent { found: vec![None; keys.len()] });
+            let _: Flow = sink.emit(LocateEvent { found: vec![Err(Miss::NotAsked); keys.len()] });
             return Ticket::empty();
         }
         let orders = self.orders_of_lookup(keys.iter().map(|key| key.group), &nodes);

@@ -15,7 +15,7 @@ use tokio::task::block_in_place;
 use super::base::{Base, Offered};
 use super::peers::Peers;
 use super::stores::Stores;
-use crate::admin::{self, Observed};
+use crate::admin::{self, Observed, Starts};
 use crate::console::Console;
 use crate::identity::MemberRole;
 use crate::wire::EventHub;
@@ -48,6 +48,13 @@ impl Worker {
         match self {
             Self::Prefill(worker) => worker.idle(),
             Self::Decode(worker) => worker.idle(),
+        }
+    }
+
+    fn starts(&self) -> Starts {
+        match self.clone() {
+            Self::Prefill(worker) => Arc::new(move |id| worker.starts_of(id)),
+            Self::Decode(worker) => Arc::new(move |id| worker.starts_of(id)),
         }
     }
 
@@ -196,6 +203,7 @@ fn observe(
         prefill_loaded_share: is_prefill.then_some(share.with_tables),
         evict_disk: None,
         is_running: Some(Arc::new(move || running.is_running())),
+        starts: vec![(format!("{} ({})", base.me.name, base.me.role()), worker.starts())],
         members: Some(Arc::new(move || linked.states())),
     }
 }

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use shared::{
-    BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, Flow, Grouped, LocateEvent,
+    BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, Flow, Grouped, LocateEvent, Miss,
     ObjectKey, OfferEvent, Prefill, PrefillEvent, PrefillRequest, RequestContext, RequestId,
     ServeError, Sink, Ticket, TraceContext, ungrouped,
 };
@@ -131,7 +131,7 @@ impl BlockStore for RemoteStore {
     ) -> Ticket {
         let keys = ungrouped(keys);
         let link = self.link.inner();
-        let nothing = LocateEvent { found: vec![None; keys.len()] };
+        let nothing = LocateEvent { found: vec![Err(Miss::NoAnswer); keys.len()] };
         let word = LastWord::new(sink, nothing.clone());
         let Ok(call) = link.begin() else {
             // The word's drop says that nothing was found.

@@ -1303,9 +1303,12 @@ pub struct LocateEvent {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Found {
-    /// Absent when the store does not hold the object.
+    /// Absent when the object cannot be read there.
     #[prost(message, optional, tag = "1")]
     pub descriptor: ::core::option::Option<Descriptor>,
+    /// Why it cannot; unspecified when it can.
+    #[prost(enumeration = "Miss", tag = "2")]
+    pub miss: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OfferRequest {
@@ -1323,6 +1326,56 @@ pub struct OfferEvent {
     pub key: ::core::option::Option<ObjectKey>,
     #[prost(enumeration = "OfferOutcome", tag = "2")]
     pub outcome: i32,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Miss {
+    Unspecified = 0,
+    NotAsked = 1,
+    NoAnswer = 2,
+    NeverStored = 3,
+    Evicted = 4,
+    NotAdmitted = 5,
+    Expired = 6,
+    Damaged = 7,
+    NoRoom = 8,
+    TooSlow = 9,
+}
+impl Miss {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "MISS_UNSPECIFIED",
+            Self::NotAsked => "MISS_NOT_ASKED",
+            Self::NoAnswer => "MISS_NO_ANSWER",
+            Self::NeverStored => "MISS_NEVER_STORED",
+            Self::Evicted => "MISS_EVICTED",
+            Self::NotAdmitted => "MISS_NOT_ADMITTED",
+            Self::Expired => "MISS_EXPIRED",
+            Self::Damaged => "MISS_DAMAGED",
+            Self::NoRoom => "MISS_NO_ROOM",
+            Self::TooSlow => "MISS_TOO_SLOW",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "MISS_UNSPECIFIED" => Some(Self::Unspecified),
+            "MISS_NOT_ASKED" => Some(Self::NotAsked),
+            "MISS_NO_ANSWER" => Some(Self::NoAnswer),
+            "MISS_NEVER_STORED" => Some(Self::NeverStored),
+            "MISS_EVICTED" => Some(Self::Evicted),
+            "MISS_NOT_ADMITTED" => Some(Self::NotAdmitted),
+            "MISS_EXPIRED" => Some(Self::Expired),
+            "MISS_DAMAGED" => Some(Self::Damaged),
+            "MISS_NO_ROOM" => Some(Self::NoRoom),
+            "MISS_TOO_SLOW" => Some(Self::TooSlow),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

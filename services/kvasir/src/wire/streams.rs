@@ -158,7 +158,7 @@ mod tests {
     use std::sync::Arc;
 
     use futures::{FutureExt, StreamExt};
-    use shared::{DecodeEvent, FinishReason, Flow, LocateEvent, Sink, Ticket, TokenId};
+    use shared::{DecodeEvent, FinishReason, Flow, LocateEvent, Miss, Sink, Ticket, TokenId};
     use tonic::Code;
 
     use super::{BorderEvent, EventStream, event_stream};
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn a_lookup_pins_until_its_stream_drops() {
         let (mut sink, mut stream, alive) = stream(1);
-        assert_eq!(sink.emit(LocateEvent { found: vec![None] }), Flow::Open);
+        assert_eq!(sink.emit(LocateEvent { found: vec![Err(Miss::Expired)] }), Flow::Open);
         drop(sink);
         assert!(stream.next().now_or_never().unwrap().unwrap().is_ok());
         assert!(stream.next().now_or_never().is_none(), "open, without news");

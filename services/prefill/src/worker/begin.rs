@@ -1,7 +1,9 @@
 //! From a pinned prefix to the first row: the final plan, and the state of the sequence.
 
 use engine::{Floors, Sequence};
-use kvstore::{SealedSlot, StartPlan, WindowCandidate, WindowPlan, replay_is_exact};
+use kvstore::{
+    SealedSlot, StartPlan, StartRecord, WindowCandidate, WindowPlan, fate_runs, replay_is_exact,
+};
 use shared::{Tier, WindowSource};
 
 use super::job::{Computing, Job, Stage, blocks, tokens};
@@ -58,6 +60,14 @@ impl Loop {
         let sequence = self.sequence(job, &start, &own);
         let job = self.jobs.get_mut(&id).expect("looked up above");
         job.cached_blocks = job.run.len();
+        self.records.keep(StartRecord {
+            request: job.request.id,
+            start: plan.start,
+            window_source: start.window_source,
+            replayed_rows: start.replayed_tokens,
+            exact: start.exact,
+            runs: fate_runs(&job.fates),
+        });
         let rows = start.first_row..job.request.to;
         tracing::debug!(
             request = %job.request.id, ?rows, write_floor = start.write_floor,

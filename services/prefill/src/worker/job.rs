@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use engine::{Floors, RowPlan, Sequence};
-use kvstore::{OwnedSlot, Pool, SealedSlot};
+use kvstore::{BlockFate, OwnedSlot, Pool, SealedSlot};
 use shared::{
     BLOCK_TOKENS, BlockName, Flow, PrefillEvent, PrefillRequest, Sink, Ticket, Timestamp,
     WindowSource,
@@ -16,6 +16,8 @@ pub(super) struct Job {
     pub(super) sink: Option<Box<dyn Sink<PrefillEvent>>>,
     /// The leading blocks that exist, pinned.
     pub(super) run: Vec<SealedSlot>,
+    /// How each block of `[0, S)` was come by so far; empty while the request is queued.
+    pub(super) fates: Vec<BlockFate>,
     /// How many of `run` existed before this request; all of them until it computes.
     pub(super) cached_blocks: usize,
     /// Index of the next block to announce.
@@ -81,6 +83,7 @@ impl Job {
             request,
             sink: Some(sink),
             run: Vec::new(),
+            fates: Vec::new(),
             cached_blocks: usize::MAX,
             announced,
             spare: VecDeque::new(),

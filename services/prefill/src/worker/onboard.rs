@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use kvstore::{
-    OwnedSlot, ReadDone, ReadRequest, SealedSlot, StartPlan, StartQuery, StartRole,
+    BlockFate, OwnedSlot, ReadDone, ReadRequest, SealedSlot, StartPlan, StartQuery, StartRole,
     WindowCandidate, WindowPlan, check_names, plan_start, useful_window_floor,
 };
 use shared::{
-    BLOCK_TOKENS, BlockName, Descriptor, Flow, Grouped, LocateEvent, ObjectKey, ObjectKind,
-    PrefillEvent, PrefillRequest, ServeError, Ticket, Tier, Timestamp, group_of,
+    BLOCK_TOKENS, BlockName, Descriptor, Flow, Found, Grouped, LocateEvent, Miss, ObjectKey,
+    ObjectKind, PrefillEvent, PrefillRequest, ServeError, Ticket, Tier, Timestamp, group_of,
 };
 
 use super::job::{Job, Locating, Reading, Stage, blocks, tokens};
@@ -103,6 +103,8 @@ impl Loop {
                 }
             },
         };
+        job.fates = vec![BlockFate::Missed(Miss::NotAsked); job.block_count()];
+        job.fates[..run.len()].fill(BlockFate::Held);
         (job.run, job.spare, job.window, job.window_slot) =
             (run, VecDeque::from(spare), window, window_slot);
         true
@@ -167,7 +169,11 @@ impl Loop {
             tracing::warn!("the store answered a lookup with a wrong number of objects");
             found.clear();
         }
-        let (found_blocks, found_windows) = found.split_at(missing.len().min(found.len()));
+        found.resize(missing.len() + windows_at.len(), Err(Miss::NoAnswer));
+        for (fate, found) in job.fates[job.run.len()..].iter_mut().zip(&found) {
+            *fate = found.map_or_else(BlockFate::Missed, |_| BlockFate::Unwanted);
+        }
+        let (found_blocks, found_windows) = found.split_at(missing.len());
         let window_name = |at: u32| job.request.names[blocks(at) - 1];
         let stored: Vec<_> = windows_at
             .iter()
@@ -314,17 +320,27 @@ impl Loop {
     fn block_read(&mut self, id: PrefillId, source: &Descriptor, target: OwnedSlot, ok: bool) {
         let job = self.jobs.get_mut(&id).expect("only a known request reads");
         let next = job.request.names.get(job.run.len());
+        if !ok {
+            let block = job.request.names.iter().position(|name| *name == source.key.name);
+            if let Some(block) = block {
+                job.fates[block] = BlockFate::Failed;
+            }
+        }
         if !ok || next != Some(&source.key.name) {
             job.spare.push_back(target);
             return;
         }
         match self.pool.seal_read(target, source) {
             Ok(slot) => {
+                job.fates[job.run.len()] = BlockFate::Read;
                 job.run.push(slot);
                 self.fetched(id, source);
                 self.stats.cached_tokens_store += u64::from(BLOCK_TOKENS);
             }
-            Err(_) => self.stats.reads_failed += 1,
+            Err(_) => {
+                job.fates[job.run.len()] = BlockFate::Failed;
+                self.stats.reads_failed += 1;
+            }
         }
     }
 
@@ -414,6 +430,6 @@ impl Loop {
 }
 
 /// What the store found, if it is what was asked for.
-fn copy_of(found: Option<Descriptor>, kind: ObjectKind, name: BlockName) -> Option<Descriptor> {
-    found.filter(|copy| copy.key == ObjectKey { kind, name })
+fn copy_of(found: Found, kind: ObjectKind, name: BlockName) -> Option<Descriptor> {
+    found.ok().filter(|copy| copy.key == ObjectKey { kind, name })
 }

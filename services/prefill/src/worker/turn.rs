@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{Engine, KvSlab};
-use kvstore::{Pool, Transport};
+use kvstore::{Pool, StartRecords, Transport};
 use parking_lot::Mutex;
 use shared::{
     BlockStore, Clock, Flow, LoadReport, ObjectKind, OfferOutcome, PrefillEvent, ServeError,
@@ -44,6 +44,7 @@ pub(super) struct Loop {
     pub(super) speed: Speed,
     pub(super) stats: PrefillStats,
     pub(super) chunks: Vec<Chunk>,
+    pub(super) records: Arc<StartRecords>,
     published: Arc<Mutex<PrefillStats>>,
     reporter: Reporter,
     /// When unfinished requests were last told that the worker lives.
@@ -57,6 +58,7 @@ impl Loop {
         parts: PrefillParts,
         mailbox: Arc<Mailbox>,
         published: Arc<Mutex<PrefillStats>>,
+        records: Arc<StartRecords>,
     ) -> Self {
         let PrefillParts { rank, engine, slab, pool, windows, transport, store, clock, events } =
             parts;
@@ -94,6 +96,7 @@ impl Loop {
             jobs: BTreeMap::new(),
             stats: PrefillStats::default(),
             chunks: Vec::new(),
+            records,
             published,
             reporter,
             commands: VecDeque::new(),

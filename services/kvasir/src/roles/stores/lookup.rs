@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use shared::{
-    Descriptor, Flow, Grouped, LocateEvent, ObjectKey, OfferEvent, RequestContext, Sink, Ticket,
+    Descriptor, Flow, Found, Grouped, LocateEvent, Miss, ObjectKey, OfferEvent, RequestContext,
+    Sink, Ticket,
 };
 
 use super::tickets::Tickets;
@@ -37,7 +38,8 @@ struct State {
 
 struct Wanted {
     key: Grouped<ObjectKey>,
-    found: Option<Descriptor>,
+    /// Of several nodes' reasons the one that tells most.
+    found: Found,
     /// The round in which it was found.
     found_in: usize,
     /// The node that was asked first, once it said that it lacks the object.
@@ -45,11 +47,24 @@ struct Wanted {
 }
 
 impl Wanted {
+    fn answered(&mut self, node: usize, round: usize, copy: Found) {
+        match (copy, self.found) {
+            (Ok(_), _) => (self.found, self.found_in) = (copy, round),
+            (Err(miss), Err(before)) => {
+                self.found = Err(miss.max(before));
+                if round == 1 && miss.is_absent() {
+                    self.lacking = Some(node);
+                }
+            }
+            (Err(_), Ok(_)) => {}
+        }
+    }
+
     fn place(&self) -> Place {
         match (self.found, self.found_in) {
-            (None, _) => Place::Nowhere,
-            (Some(_), 1) => Place::First,
-            (Some(_), _) => Place::Further,
+            (Err(_), _) => Place::Nowhere,
+            (Ok(_), 1) => Place::First,
+            (Ok(_), _) => Place::Further,
         }
     }
 }
@@ -63,7 +78,7 @@ impl Lookup {
         counted: &Arc<Counted>,
         sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
-        let wanted = |key| Wanted { key, found: None, found_in: 0, lacking: None };
+        let wanted = |key| Wanted { key, found: Err(Miss::NotAsked), found_in: 0, lacking: None };
         let keys = keys.into_iter().map(wanted).collect();
         let state = State { keys, orders, rounds: 0, open: 0, sink: Some(sink) };
         let lookup = Arc::new(Self {
@@ -89,7 +104,7 @@ impl Lookup {
             let State { keys, orders, rounds, open, sink } = &mut *state;
             if sink.is_some() {
                 for (index, wanted) in keys.iter().enumerate() {
-                    if wanted.found.is_none()
+                    if wanted.found.is_err()
                         && let Some(node) = orders[&wanted.key.group].get(*rounds)
                     {
                         batches.entry(*node).or_default().push(index);
@@ -122,29 +137,20 @@ impl Lookup {
     }
 
     /// Takes one node's answer about the keys with these indices; none when it said nothing.
-    fn take(
-        self: &Arc<Self>,
-        node: usize,
-        asked: &[usize],
-        found: Option<Vec<Option<Descriptor>>>,
-    ) {
+    fn take(self: &Arc<Self>, node: usize, asked: &[usize], found: Option<Vec<Found>>) {
         let round_is_over = {
             let mut state = self.state.lock();
             let round = state.rounds;
-            match found {
-                Some(found) if found.len() == asked.len() => {
-                    for (index, copy) in asked.iter().zip(found) {
-                        let wanted = &mut state.keys[*index];
-                        (wanted.found, wanted.found_in) = (copy, round);
-                        if round == 1 && copy.is_none() {
-                            wanted.lacking = Some(node);
-                        }
-                    }
-                }
-                Some(_) => {
+            let found = found.filter(|found| {
+                let fits = found.len() == asked.len();
+                if !fits {
                     tracing::warn!("a store node answered a lookup with a wrong number of objects");
                 }
-                None => {}
+                fits
+            });
+            let found = found.unwrap_or_else(|| vec![Err(Miss::NoAnswer); asked.len()]);
+            for (index, copy) in asked.iter().zip(found) {
+                state.keys[*index].answered(node, round, copy);
             }
             state.open -= 1;
             state.open == 0
@@ -162,7 +168,7 @@ impl Lookup {
             let Some(sink) = state.sink.take() else { return };
             for wanted in &state.keys {
                 self.counted.key(wanted.place());
-                if let (Some(item), Some(node)) = (wanted.found, wanted.lacking) {
+                if let (Ok(item), Some(node)) = (wanted.found, wanted.lacking) {
                     let group = wanted.key.group;
                     copies.entry(node).or_default().push(Grouped { item, group });
                 }
@@ -204,7 +210,7 @@ struct Part {
 }
 
 impl Part {
-    fn answer(&mut self, found: Option<Vec<Option<Descriptor>>>) {
+    fn answer(&mut self, found: Option<Vec<Found>>) {
         if !self.done {
             self.done = true;
             self.lookup.take(self.node, &self.asked, found);
@@ -215,5 +221,33 @@ impl Part {
 impl Drop for Part {
     fn drop(&mut self) {
         self.answer(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{BlockName, Grouped, Miss, ObjectKey, ObjectKind};
+
+    use super::Wanted;
+
+    fn wanted() -> Wanted {
+        let item = ObjectKey { kind: ObjectKind::Block, name: BlockName([1; 16]) };
+        let key = Grouped { item, group: BlockName([1; 16]) };
+        Wanted { key, found: Err(Miss::NotAsked), found_in: 0, lacking: None }
+    }
+
+    #[test]
+    fn of_several_reasons_the_one_that_tells_most_counts() {
+        for (first, second, expected, lacking) in [
+            (Miss::NeverStored, Miss::Expired, Miss::Expired, Some(7)),
+            (Miss::Evicted, Miss::NeverStored, Miss::Evicted, Some(7)),
+            (Miss::NoAnswer, Miss::NeverStored, Miss::NeverStored, None),
+            (Miss::TooSlow, Miss::Evicted, Miss::TooSlow, None),
+        ] {
+            let mut wanted = wanted();
+            wanted.answered(7, 1, Err(first));
+            wanted.answered(8, 2, Err(second));
+            assert_eq!((wanted.found, wanted.lacking), (Err(expected), lacking), "{first:?}");
+        }
     }
 }

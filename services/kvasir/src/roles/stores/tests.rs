@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use shared::{
-    BlockName, BlockStore, Descriptor, DpRank, Flow, Generation, Grouped, LocateEvent, Location,
-    ManualClock, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink,
-    SlotIndex, Ticket, WorkerId, WorkerRank, owners,
+    BlockName, BlockStore, Descriptor, DpRank, Flow, Found, Generation, Grouped, LocateEvent,
+    Location, ManualClock, Miss, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId,
+    RequestContext, Sink, SlotIndex, Ticket, WorkerId, WorkerRank, owners,
 };
 
 use super::{StoreNode, Stores, StoresStats};
@@ -85,7 +85,10 @@ impl Node {
                         self.pinned.fetch_add(1, Ordering::SeqCst);
                     }
                 }
-                let found = keys.iter().map(|key| self.held.lock().get(key).copied()).collect();
+                let held = self.held.lock();
+                let found = |key: &ObjectKey| held.get(key).copied().ok_or(Miss::NeverStored);
+                let found = keys.iter().map(found).collect();
+                drop(held);
                 let _: Flow = sink.emit(LocateEvent { found });
             }
             Asked::Offer(objects, mut sink, pin) => {
@@ -226,7 +229,7 @@ fn locate(stores: &Stores, keys: &[Grouped<ObjectKey>]) -> (Ticket, Vec<Option<u
     assert!(events.is_over());
     let events = events.events.lock();
     let [LocateEvent { found }] = &events[..] else { panic!("{} events", events.len()) };
-    let worker = |copy: &Option<Descriptor>| copy.map(|copy| copy.location.region.owner().worker.0);
+    let worker = |copy: &Found| copy.ok().map(|copy| copy.location.region.owner().worker.0);
     (ticket, found.iter().map(worker).collect())
 }
 
@@ -405,7 +408,7 @@ fn a_node_that_drops_the_question_has_nothing_and_takes_nothing() {
     let questions = std::mem::take(&mut *silent.asked.lock());
     drop(questions);
     assert!(events.is_over() && offered.is_over());
-    assert!(events.events.lock()[0].found[0].is_some());
+    assert!(events.events.lock()[0].found[0].is_ok());
     assert_eq!(offered.events.lock()[0].outcome, OfferOutcome::Dropped);
     assert!(silent.offers.lock().len() == 1, "nothing is copied to a node that said nothing");
     drop((ticket, offer));

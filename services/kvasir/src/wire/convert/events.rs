@@ -4,7 +4,7 @@
 //! the last say that more follows; an [`Assembler`] puts them together again.
 
 use shared::{
-    BlockName, CacheChange, CacheEvent, DecodeEvent, FinishReason, LoadReport, LocateEvent,
+    BlockName, CacheChange, CacheEvent, DecodeEvent, FinishReason, LoadReport, LocateEvent, Miss,
     OfferEvent, OfferOutcome, PrefillEvent, StartReport, Tier, TokenId, WindowSource, WorkerEvent,
 };
 
@@ -152,7 +152,13 @@ impl From<LocateEvent> for v1::LocateEvent {
         let found = event
             .found
             .into_iter()
-            .map(|found| v1::Found { descriptor: found.map(Into::into) })
+            .map(|found| match found {
+                Ok(descriptor) => v1::Found {
+                    descriptor: Some(descriptor.into()),
+                    miss: v1::Miss::Unspecified.into(),
+                },
+                Err(miss) => v1::Found { descriptor: None, miss: v1::Miss::from(miss).into() },
+            })
             .collect();
         Self { found }
     }
@@ -166,10 +172,46 @@ impl TryFrom<v1::LocateEvent> for LocateEvent {
         let found = message
             .found
             .into_iter()
-            .map(|found| found.descriptor.map(TryInto::try_into).transpose())
-            .collect::<Result<_, _>>()?;
+            .map(|v1::Found { descriptor, miss }| match descriptor {
+                Some(descriptor) => Ok(Ok(descriptor.try_into()?)),
+                None => Ok(Err(miss_from_wire(miss)?)),
+            })
+            .collect::<Result<_, WireError>>()?;
         Ok(Self { found })
     }
+}
+
+impl From<Miss> for v1::Miss {
+    fn from(miss: Miss) -> Self {
+        match miss {
+            Miss::NotAsked => Self::NotAsked,
+            Miss::NoAnswer => Self::NoAnswer,
+            Miss::NeverStored => Self::NeverStored,
+            Miss::Evicted => Self::Evicted,
+            Miss::NotAdmitted => Self::NotAdmitted,
+            Miss::Expired => Self::Expired,
+            Miss::Damaged => Self::Damaged,
+            Miss::NoRoom => Self::NoRoom,
+            Miss::TooSlow => Self::TooSlow,
+        }
+    }
+}
+
+fn miss_from_wire(miss: i32) -> Result<Miss, WireError> {
+    Ok(match v1::Miss::try_from(miss) {
+        Ok(v1::Miss::NotAsked) => Miss::NotAsked,
+        Ok(v1::Miss::NoAnswer) => Miss::NoAnswer,
+        Ok(v1::Miss::NeverStored) => Miss::NeverStored,
+        Ok(v1::Miss::Evicted) => Miss::Evicted,
+        Ok(v1::Miss::NotAdmitted) => Miss::NotAdmitted,
+        Ok(v1::Miss::Expired) => Miss::Expired,
+        Ok(v1::Miss::Damaged) => Miss::Damaged,
+        Ok(v1::Miss::NoRoom) => Miss::NoRoom,
+        Ok(v1::Miss::TooSlow) => Miss::TooSlow,
+        Ok(v1::Miss::Unspecified) | Err(_) => {
+            return Err(WireError::Unknown { field: "found.miss", found: miss.to_string() });
+        }
+    })
 }
 
 impl From<OfferEvent> for v1::OfferEvent {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use prost::Message;
 use shared::{
     BlockName, CacheChange, CacheEvent, DecodeEvent, DecodeRequest, Descriptor, DpRank,
-    FinishReason, Generation, Lineage, LoadReport, LocateEvent, Location, ObjectKey, ObjectKind,
-    OfferEvent, OfferOutcome, PrefillEvent, PrefillRequest, RegionId, RequestContext, RequestId,
-    Root, Sampling, ServeError, SlotIndex, StartReport, Tier, Timestamp, TokenId, TraceContext,
-    WindowSource, WorkerEvent, WorkerId, WorkerRank,
+    FinishReason, Generation, Lineage, LoadReport, LocateEvent, Location, Miss, ObjectKey,
+    ObjectKind, OfferEvent, OfferOutcome, PrefillEvent, PrefillRequest, RegionId, RequestContext,
+    RequestId, Root, Sampling, ServeError, SlotIndex, StartReport, Tier, Timestamp, TokenId,
+    TraceContext, WindowSource, WorkerEvent, WorkerId, WorkerRank,
 };
 
 use super::{
@@ -22,6 +22,17 @@ use super::{
 use crate::wire::tests::facts;
 use crate::wire::{Facts, v1};
 
+const MISSES: [Miss; 9] = [
+    Miss::NotAsked,
+    Miss::NoAnswer,
+    Miss::NeverStored,
+    Miss::Evicted,
+    Miss::NotAdmitted,
+    Miss::Expired,
+    Miss::Damaged,
+    Miss::NoRoom,
+    Miss::TooSlow,
+];
 const NOW: Timestamp = Timestamp(5_000_000_000);
 
 fn worker(worker: u32) -> WorkerRank {
@@ -175,7 +186,9 @@ fn events_of_requests_come_back() {
     ] {
         same::<_, v1::PrefillEvent>(event);
     }
-    same::<_, v1::LocateEvent>(LocateEvent { found: vec![None, Some(block), None, Some(window)] });
+    same::<_, v1::LocateEvent>(LocateEvent {
+        found: MISSES.map(Err).into_iter().chain([Ok(block), Ok(window)]).collect(),
+    });
     same::<_, v1::LocateEvent>(LocateEvent { found: Vec::new() });
     for outcome in [OfferOutcome::Stored, OfferOutcome::AlreadyHeld, OfferOutcome::Dropped] {
         same::<_, v1::OfferEvent>(OfferEvent { key: window.key, outcome });
@@ -356,7 +369,7 @@ fn malformed_events_name_their_field() {
     let unknown = v1::ObjectKey { kind: 3, name: vec![0; 16] };
     let short = v1::ObjectKey { kind: 1, name: vec![0; 15] };
     let located = |descriptor| {
-        let found = vec![v1::Found { descriptor: Some(descriptor) }];
+        let found = vec![v1::Found { descriptor: Some(descriptor), miss: 0 }];
         fault(LocateEvent::try_from(v1::LocateEvent { found }))
     };
     let with_key = |key| v1::Descriptor { key: Some(key), ..Default::default() };

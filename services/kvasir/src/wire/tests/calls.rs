@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use shared::{
-    BlockStore, Decode, DecodeEvent, FinishReason, Flow, LocateEvent, OfferEvent, OfferOutcome,
-    Prefill, PrefillEvent, ServeError, StartReport, TokenId, WindowSource,
+    BlockStore, Decode, DecodeEvent, FinishReason, Flow, LocateEvent, Miss, OfferEvent,
+    OfferOutcome, Prefill, PrefillEvent, ServeError, StartReport, TokenId, WindowSource,
 };
 
 use super::rig::{
@@ -168,7 +168,7 @@ async fn lookups_pin_and_offers_are_answered_one_by_one() {
     let ticket = remote.locate(CONTEXT, asked(&keys), sink);
     let mut at_store = lookups.recv().await.unwrap();
     assert_eq!(at_store.request, (CONTEXT, keys));
-    let found = LocateEvent { found: vec![None, Some(descriptor(2))] };
+    let found = LocateEvent { found: vec![Err(Miss::Evicted), Ok(descriptor(2))] };
     assert_eq!(at_store.sink.emit(found.clone()), Flow::Open);
     drop(at_store.sink);
     assert_eq!(events.recv().await, Some(found));

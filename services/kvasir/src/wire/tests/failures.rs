@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::{
-    BlockStore, Decode, DecodeEvent, FinishReason, Flow, LocateEvent, OfferEvent, OfferOutcome,
-    Prefill, PrefillEvent, RequestContext, ServeError, TokenId,
+    BlockStore, Decode, DecodeEvent, FinishReason, Flow, LocateEvent, Miss, OfferEvent,
+    OfferOutcome, Prefill, PrefillEvent, RequestContext, ServeError, TokenId,
 };
 
 use super::rig::{
@@ -98,7 +98,7 @@ async fn a_dead_store_finds_nothing_and_takes_nothing() {
     ready(&link).await;
     let remote = RemoteStore::new(Arc::clone(&link));
     let keys = vec![descriptor(1).key, descriptor(2).key];
-    let nothing = LocateEvent { found: vec![None, None] };
+    let nothing = LocateEvent { found: vec![Err(Miss::NoAnswer); 2] };
     let dropped =
         [1, 2].map(|name| OfferEvent { key: descriptor(name).key, outcome: OfferOutcome::Dropped });
     let (sink, mut found) = listen();

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 
 use shared::{
-    BlockName, BlockStore, CacheChange, CacheEvent, Decode, DecodeEvent, Flow, LocateEvent,
+    BlockName, BlockStore, CacheChange, CacheEvent, Decode, DecodeEvent, Flow, LocateEvent, Miss,
     Numerics, Prefill, PrefillEvent, RequestContext, ServeError, Tier, WorkerEvent,
 };
 use tokio::sync::mpsc;
@@ -51,7 +51,7 @@ async fn a_call_that_the_role_does_not_allow_is_refused_with_both_names() {
         asked(&[descriptor(1).key]),
         sink,
     );
-    assert_eq!(events.recv().await, Some(LocateEvent { found: vec![None] }));
+    assert_eq!(events.recv().await, Some(LocateEvent { found: vec![Err(Miss::NoAnswer)] }));
     let (sink, mut events) = listen();
     let _watch = watch(&link, sink);
     assert_eq!(events.recv().await, Some(Watched::Interrupted), "it never begins");

@@ -281,7 +281,7 @@ impl BlockStore for Confused {
         }
         let location =
             Location { region: RegionId(99), slot: SlotIndex(0), generation: Generation(0) };
-        let copy = |key| Some(Descriptor { key, location, bytes: 1, checksum: 0, exact: true });
+        let copy = |key| Ok(Descriptor { key, location, bytes: 1, checksum: 0, exact: true });
         // The only event of a lookup.
         let _: Flow = sink.emit(LocateEvent { found: keys.into_iter().map(copy).collect() });
         Ticket::empty()
