@@ -1,7 +1,8 @@
 //! Segment files: made, appended to, sealed, and read back after a restart.
 //!
-//! Order of a crash-only file: the header is durable before the first record is written, a record before it is counted
-//! as synced, and the seal after everything it speaks of. What a crash leaves behind the last whole record is cut off.
+//! Order of a crash-only file: its name is durable and its header written before the first record is, header and records are
+//! durable before a record is counted as synced, and the seal is written after everything it speaks of is. What a crash
+//! leaves behind the last whole record is cut off.
 //!
 //! The bytes of a segment are reserved when it is begun, so that the file system has nothing to do while it is written. The
 //! rest is given back when it is sealed, when the tier ends, or at the start after a crash.
@@ -58,7 +59,8 @@ pub(super) struct OpenSegment {
 }
 
 impl OpenSegment {
-    /// Makes a new file with room for `segment_bytes`. It and its header are durable on return.
+    /// Makes a new file with room for `segment_bytes`. On return its name is durable and its header written: durable with the
+    /// first sync of records, without a sync of its own, for which the drive would wait.
     pub(super) fn create(
         folder: &Path,
         header: &SegmentHeader,
@@ -75,7 +77,7 @@ impl OpenSegment {
         // Its length comes last: a file that is long and has no header would look like one of another program.
         let written = appender
             .append(&segment.file, 0, &page)
-            .and_then(|()| appender.sync(&segment.file))
+            .and_then(|()| appender.settle(&segment.file))
             .and_then(|()| sync_folder(folder))
             .and_then(|()| segment.reserve(segment_bytes));
         if let Err(error) = written {
