@@ -3,7 +3,10 @@
 //! Blocks are queued for writing without waiting and written by one thread; reads are queued and done by a few. The index
 //! of names lies in memory and is rebuilt from the files at every start. Window objects never come here.
 //!
-//! What it is not: there is no direct I/O and no index on disk yet; the files ([`format`]) are made for them.
+//! The drive is read and written past the page cache and several transfers at a time, where the system has that
+//! (`disk/io.rs`). What a read would take now is known ([`DiskLoad`]), so that a slow drive makes misses, not waits.
+//!
+//! What it is not: there is no index on disk yet; the files ([`format`]) are made for it.
 //!
 //! Invariants: a name is written once as long as its copy is found; a read returns the bytes that were sealed under the
 //! name or an error, whatever happened to the files; a crash costs at most what was not synced; all files together stay
@@ -12,12 +15,15 @@
 //!
 //! Start reading at [`format`], then `disk/writer.rs`, then `disk/retention.rs`.
 
+mod append;
 #[cfg(feature = "rocksdb")]
 pub mod catalog;
 mod check;
 mod config;
 mod format;
 mod index;
+pub(crate) mod io;
+mod load;
 mod pace;
 mod reader;
 mod recover;
@@ -33,7 +39,6 @@ pub(crate) mod tests;
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,14 +50,18 @@ use parking_lot::Mutex;
 use shared::{BlockName, CacheChange, Clock, Numerics};
 
 pub use config::{DiskConfig, DiskError};
+pub use io::DiskIo;
+pub use load::DiskLoad;
 pub use retention::{PlanError, PlanVerdict, RetentionPlan, RetentionQuery, plan_retention};
 pub use stats::DiskStats;
 
 pub(crate) use reader::{DiskRead, DiskReadDone};
 
 use crate::pool::SealedSlot;
-use format::Identity;
+use format::{Identity, record_bytes};
 use index::{Candidate, QueueBounds, Refused, State};
+use io::{Drive, SystemDrive};
+use load::Load;
 use reader::Job;
 use retention::{Retention, Reuse};
 use stats::{Counters, WriteDrop};
@@ -94,8 +103,12 @@ pub struct DiskTier {
 struct Shared {
     config: DiskConfig,
     identity: Identity,
+    block_bytes: u32,
     clock: Arc<dyn Clock>,
+    drive: Arc<dyn Drive>,
     state: Mutex<State>,
+    /// Of reads that wait or are under way.
+    load: Mutex<Load>,
     counters: Counters,
     /// From this time on what is queued is dropped.
     drain_until: AtomicU64,
@@ -124,6 +137,15 @@ impl DiskTier {
     /// When a setting is out of its range, another store has the folder, it cannot be read or written, or there is no
     /// thread.
     pub fn start(config: &DiskConfig, wiring: DiskWiring) -> Result<Self, DiskError> {
+        Self::start_on(config, wiring, |folder| Arc::new(SystemDrive::probe(folder)))
+    }
+
+    /// The same on the drive that is made when the folder is locked.
+    pub(crate) fn start_on(
+        config: &DiskConfig,
+        wiring: DiskWiring,
+        drive: impl FnOnce(&Path) -> Arc<dyn Drive>,
+    ) -> Result<Self, DiskError> {
         config.check(wiring.block_bytes)?;
         let numerics = DiskError::Numerics { found: wiring.numerics.0.len() };
         let identity = Identity::new(wiring.layout, &wiring.numerics).ok_or(numerics)?;
@@ -135,8 +157,11 @@ impl DiskTier {
         let shared = Arc::new(Shared {
             config: config.clone(),
             identity,
+            block_bytes,
             clock: wiring.clock,
+            drive: drive(&config.folder),
             state: Mutex::new(recovered.state),
+            load: Mutex::new(Load::new()),
             counters,
             drain_until: AtomicU64::new(u64::MAX),
             closing: AtomicBool::new(false),
@@ -175,7 +200,7 @@ impl DiskTier {
         let stats = tier.stats();
         tracing::info!(
             folder = %config.folder.display(), blocks = stats.objects_held, segments = stats.segments,
-            lost_bytes = stats.lost_bytes, "disk tier started"
+            lost_bytes = stats.lost_bytes, io = stats.io.as_str(), "disk tier started"
         );
         Ok(tier)
     }
@@ -202,7 +227,20 @@ impl DiskTier {
     #[must_use]
     pub fn stats(&self) -> DiskStats {
         let Shared { config, counters, state, clock, .. } = &*self.shared;
-        counters.snapshot(&state.lock(), config.bytes_max, clock.unix_seconds())
+        let stats = counters.snapshot(&state.lock(), config.bytes_max, clock.unix_seconds());
+        DiskStats { io: self.shared.drive.io(), load: self.load(), ..stats }
+    }
+
+    /// How busy the drive is with reads now, and how fast it was lately. See [`DiskLoad::time_for`].
+    #[must_use]
+    pub fn load(&self) -> DiskLoad {
+        self.shared.load.lock().snapshot(self.shared.clock.now())
+    }
+
+    /// Bytes that a read of one block takes from the drive.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        record_bytes(self.shared.block_bytes)
     }
 
     /// How the set of blocks on disk changed since the last call; after the start, what was found. For one consumer.
@@ -320,8 +358,12 @@ impl DiskTier {
         let Some(reads) = &self.reads else {
             unreachable!("the sender is taken by drop alone");
         };
-        let job = Job { read, done: done.clone() };
-        reads.try_send(job).map_err(|refused| refused.into_inner().read)
+        let (job, bytes) = (Job { read, done: done.clone() }, self.read_bytes());
+        self.shared.load.lock().join(bytes, self.shared.clock.now());
+        reads.try_send(job).map_err(|refused| {
+            self.shared.load.lock().leave(1, bytes);
+            refused.into_inner().read
+        })
     }
 
     /// Takes `alive` by value: it must be gone when a thread was refused and the tier drops.
@@ -394,7 +436,7 @@ impl fmt::Debug for DiskTier {
 }
 
 fn lock(folder: &Path) -> Result<File, DiskError> {
-    let failed = |what, path| move |source: io::Error| DiskError::File { what, path, source };
+    let failed = |what, path| move |source: std::io::Error| DiskError::File { what, path, source };
     fs::create_dir_all(folder).map_err(failed("make the folder", folder.to_owned()))?;
     let path = folder.join(LOCK_FILE);
     let file = OpenOptions::new()

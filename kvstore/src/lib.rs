@@ -32,8 +32,8 @@ pub use block_checks::check_names;
 #[cfg(feature = "rocksdb")]
 pub use disk::catalog;
 pub use disk::{
-    DiskConfig, DiskError, DiskStats, DiskTier, DiskWiring, PlanError, PlanVerdict, RetentionPlan,
-    RetentionQuery, plan_retention, survey,
+    DiskConfig, DiskError, DiskIo, DiskLoad, DiskStats, DiskTier, DiskWiring, PlanError,
+    PlanVerdict, RetentionPlan, RetentionQuery, plan_retention, survey,
 };
 pub use host::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore};
 pub use memory::{HostMemory, MemoryError, SharedMemory};

@@ -76,6 +76,7 @@ pub struct StartRecord {
 }
 
 /// The last starts of a worker.
+#[derive(Default)]
 pub struct StartRecords {
     kept: Mutex<Kept>,
 }
@@ -84,12 +85,6 @@ pub struct StartRecords {
 struct Kept {
     records: VecDeque<StartRecord>,
     runs: usize,
-}
-
-impl Default for StartRecords {
-    fn default() -> Self {
-        Self { kept: Mutex::default() }
-    }
 }
 
 impl StartRecords {

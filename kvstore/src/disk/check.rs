@@ -7,11 +7,10 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-
 use super::format::{
     PAGE, PAGE_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, record_bytes,
 };
+use super::io::clear_direct;
 use crate::pool::payload_bytes;
 
 /// Why a block in a segment file is not intact.
@@ -52,7 +51,7 @@ impl Checker {
     }
 
     /// Reads the block's record at a page and gives its header when header and payload are intact. `file` may be one
-    /// that [`go_direct`] was called for. Blocks.
+    /// that `go_direct` was called for. Blocks.
     pub(super) fn record(
         &mut self,
         file: &File,
@@ -96,21 +95,11 @@ impl Checker {
     }
 }
 
-/// Lets a file be read past the page cache from now on, in whole pages only. Where the file system has no such reads,
-/// nothing changes.
-pub(super) fn go_direct(file: &File) {
-    if let Ok(flags) = fcntl_getfl(file) {
-        // Refused by file systems in memory: what they hold is all there is.
-        let _ignored: rustix::io::Result<()> = fcntl_setfl(file, flags | OFlags::DIRECT);
-    }
-}
-
 /// Reads whole pages; through the cache when a drive wants more than pages of ours are aligned to.
 fn read_whole(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     match file.read_exact_at(bytes, offset) {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            let flags = fcntl_getfl(file)?;
-            fcntl_setfl(file, flags - OFlags::DIRECT)?;
+            clear_direct(file);
             file.read_exact_at(bytes, offset)
         }
         read => read,

@@ -74,7 +74,8 @@ pub(super) fn recover(
             Loaded::Sealed { records, bytes } => enter(&mut state, *number, bytes, &records),
             Loaded::Open { file, walk, bytes } => {
                 let last = Some(number) == numbers.last();
-                counters.lost_bytes(walk.lost_bytes + bytes - walk.end);
+                let data_end = segment::data_end(&file).unwrap_or(bytes).max(walk.end);
+                counters.lost_bytes(walk.lost_bytes + data_end - walk.end);
                 enter(&mut state, *number, if last { walk.end } else { bytes }, &walk.records);
                 if last {
                     cut(&file, bytes, walk.end)

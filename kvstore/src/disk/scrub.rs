@@ -15,9 +15,10 @@ use parking_lot::Mutex;
 use shared::BlockName;
 
 use super::Shared;
-use super::check::{BlockFault, Checker, go_direct};
+use super::check::{BlockFault, Checker};
 use super::format::{record_bytes, wide};
 use super::index::{Entry, State};
+use super::io::go_direct;
 use super::pace::Pace;
 use super::segment;
 

@@ -1,20 +1,29 @@
 //! Segment files: made, appended to, sealed, and read back after a restart.
 //!
-//! Order of a crash-only file: the header is durable before the first record is written, a record before it is counted
-//! as synced, and the seal after everything it speaks of. What a crash leaves behind the last whole record is cut off.
+//! Order of a crash-only file: its name is durable and its header written before the first record is, header and records are
+//! durable before a record is counted as synced, and the seal is written after everything it speaks of is. What a crash
+//! leaves behind the last whole record is cut off.
+//!
+//! The bytes of a segment are reserved when it is begun, so that the file system has nothing to do while it is written. The
+//! rest is given back when it is sealed, when the tier ends, or at the start after a crash.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
 use shared::BlockName;
 
+use super::append::Appender;
 use super::format::{
     PAGE, PAGE_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SEAL_BYTES,
     SEGMENT_HEADER_BYTES, Seal, SegmentHeader, page_of, record_bytes, seal_bytes, wide,
 };
+use super::io::{go_direct, open};
 use crate::pool::payload_bytes;
 
 const EXTENSION: &str = "segment";
@@ -41,7 +50,7 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
 /// The segment that is being written.
 #[derive(Debug)]
 pub(super) struct OpenSegment {
-    file: File,
+    file: Arc<File>,
     number: u64,
     /// Where the next record begins.
     end: u64,
@@ -50,27 +59,62 @@ pub(super) struct OpenSegment {
 }
 
 impl OpenSegment {
-    /// Makes a new file. It and its header are durable on return.
-    pub(super) fn create(folder: &Path, header: &SegmentHeader) -> io::Result<Self> {
+    /// Makes a new file with room for `segment_bytes`. On return its name is durable and its header written: durable with the
+    /// first sync of records, without a sync of its own, for which the drive would wait.
+    pub(super) fn create(
+        folder: &Path,
+        header: &SegmentHeader,
+        segment_bytes: u64,
+        appender: &mut Appender,
+    ) -> io::Result<Self> {
         let path = path(folder, header.number);
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+        let mut options = OpenOptions::new();
+        let file = open(&path, options.read(true).write(true).create_new(true), appender.io())?;
+        let segment =
+            Self { file: Arc::new(file), number: header.number, end: PAGE, records: Vec::new() };
         let mut page = [0; PAGE_BYTES];
         page[..SEGMENT_HEADER_BYTES].copy_from_slice(&header.encode());
-        let written = file
-            .write_all_at(&page, 0)
-            .and_then(|()| file.sync_data())
-            .and_then(|()| sync_folder(folder));
+        // Its length comes last: a file that is long and has no header would look like one of another program.
+        let written = appender
+            .append(&segment.file, 0, &page)
+            .and_then(|()| appender.settle(&segment.file))
+            .and_then(|()| sync_folder(folder))
+            .and_then(|()| segment.reserve(segment_bytes));
         if let Err(error) = written {
+            appender.give_up();
             // Without records the file is worth nothing; if it stays, the next start removes or skips it.
             let _ignored: io::Result<()> = fs::remove_file(&path);
             return Err(error);
         }
-        Ok(Self { file, number: header.number, end: PAGE, records: Vec::new() })
+        Ok(segment)
     }
 
     /// Goes on behind the last whole record of a file that a restart found.
     pub(super) fn resume(file: File, number: u64, walk: Walk) -> Self {
-        Self { file, number, end: walk.end, records: walk.records }
+        Self { file: Arc::new(file), number, end: walk.end, records: walk.records }
+    }
+
+    /// Makes it ready for an appender after [`OpenSegment::resume`].
+    pub(super) fn prepare(&self, segment_bytes: u64, appender: &Appender) -> io::Result<()> {
+        if appender.io().is_direct() {
+            go_direct(&self.file);
+        }
+        self.reserve(segment_bytes.max(self.end))
+    }
+
+    /// Gives back what was reserved and not written. Says how long the file is now.
+    pub(super) fn trim(&self, end: u64) -> io::Result<u64> {
+        // Refused: it stays longer than it has to be, and is counted so.
+        let _ignored: io::Result<()> = self.file.set_len(end);
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn reserve(&self, bytes: u64) -> io::Result<()> {
+        match fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
+            // Without the space, but with the length: writes need not move the end of the file at least.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.file.set_len(bytes),
+            done => Ok(done?),
+        }
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -92,23 +136,40 @@ impl OpenSegment {
         self.end + record_bytes(payload) + seal_bytes(self.records.len() + 1) <= segment_bytes
     }
 
-    /// Writes a record. `record` is its header, its payload and its padding. Not durable until [`OpenSegment::sync`].
-    pub(super) fn append(&mut self, header: RecordHeader, record: &[u8]) -> io::Result<()> {
+    /// Appends a record: its header, its payload and its padding. Written and durable later, see [`Appender`]. After an
+    /// error the segment is not to be written on.
+    pub(super) fn append(
+        &mut self,
+        header: RecordHeader,
+        record: &[u8],
+        appender: &mut Appender,
+    ) -> io::Result<()> {
         assert_eq!((header.segment, header.offset()), (self.number, self.end), "records are dense");
         assert_eq!(wide(record.len()), record_bytes(header.bytes), "a record is whole pages");
-        self.write(record)?;
+        appender.append(&self.file, self.end, record)?;
         self.records.push(header);
         self.end = header.end();
         Ok(())
     }
 
+    /// Waits until all records are written.
+    pub(super) fn settle(&self, appender: &mut Appender) -> io::Result<()> {
+        appender.settle(&self.file)
+    }
+
     /// Makes all records durable.
-    pub(super) fn sync(&self) -> io::Result<()> {
+    pub(super) fn sync(&self, appender: &mut Appender) -> io::Result<()> {
+        appender.sync(&self.file)
+    }
+
+    /// Makes what was written durable, after an error: nothing is appended any more.
+    pub(super) fn sync_written(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 
-    /// Writes the table and the seal and makes the file durable; it is complete then. After a failure nobody knows what was kept: it is not to be written on.
-    pub(super) fn seal(&mut self) -> io::Result<()> {
+    /// Writes the table and the seal and makes the file durable; it is complete then. After a failure nobody knows what was
+    /// kept: it is not to be written on.
+    pub(super) fn seal(&mut self, appender: &mut Appender) -> io::Result<()> {
         let payload: Vec<u8> = self.records.iter().flat_map(RecordHeader::encode).collect();
         let times = || self.records.iter().map(|record| record.written_unix_seconds);
         let table = RecordHeader {
@@ -134,21 +195,14 @@ impl OpenSegment {
         bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES), 0);
         assert_eq!(wide(bytes.len()), seal_bytes(self.records.len()), "as was reserved");
         // The records first: a start believes the table without reading what it lists.
-        self.file.sync_data()?;
-        self.write(&bytes)?;
-        self.file.sync_data()?;
+        appender.sync(&self.file)?;
+        appender.append(&self.file, self.end, &bytes)?;
+        appender.settle(&self.file)?;
+        // The seal is the last page.
+        self.file.set_len(self.end + wide(bytes.len()))?;
+        appender.sync(&self.file)?;
         self.end += wide(bytes.len());
         Ok(())
-    }
-
-    /// Writes at the end; after a failure the file is as before, as far as the system lets us.
-    fn write(&self, bytes: &[u8]) -> io::Result<()> {
-        let written = self.file.write_all_at(bytes, self.end);
-        if written.is_err() {
-            // What stays is no whole record: the next append overwrites it, or the next start cuts it off.
-            let _ignored: io::Result<()> = self.file.set_len(self.end);
-        }
-        written
     }
 }
 
@@ -204,6 +258,21 @@ pub(super) fn read_table(file: &File, number: u64) -> io::Result<Option<Vec<Reco
     Ok(records.collect())
 }
 
+/// Where the last bytes end that were ever written: what lies behind was only reserved. The end of the file where the file
+/// system does not tell.
+pub(super) fn data_end(file: &File) -> io::Result<u64> {
+    let mut end = 0;
+    // Bounded by the pages of the file: each round begins behind the last one.
+    loop {
+        match seek(file, SeekFrom::Data(end)).and_then(|data| seek(file, SeekFrom::Hole(data))) {
+            Ok(hole) => end = hole,
+            Err(Errno::NXIO) => return Ok(end),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(file.metadata()?.len()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// What a walk over a segment found.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Walk {
@@ -218,7 +287,7 @@ pub(super) struct Walk {
 /// Finds the records of a segment without a seal, payloads included: after a crash a header can be there without its
 /// payload. Behind a damaged header the search goes on at the next page.
 pub(super) fn walk(file: &File, number: u64) -> io::Result<Walk> {
-    let mut steps = Steps::new(file, number, file.metadata()?.len());
+    let mut steps = Steps::new(file, number, data_end(file)?);
     let mut records: Vec<RecordHeader> = Vec::new();
     let mut payload = Vec::new();
     while let Some(record) = steps.step()? {

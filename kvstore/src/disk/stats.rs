@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::format::wide;
 use super::index::State;
+use super::io::DiskIo;
+use super::load::DiskLoad;
 use super::scrub::{ScrubCounters, Scrubbed};
 
 /// A snapshot of the disk tier. Counts are since its start.
@@ -91,6 +93,10 @@ pub struct DiskStats {
     pub queue_bytes: u64,
     /// Whether writing is suspended after an error: 1 or 0.
     pub suspended: u64,
+    /// How the drive is read and written.
+    pub io: DiskIo,
+    /// How busy it is with reads now.
+    pub load: DiskLoad,
 }
 
 /// The ends of the first three classes of ages, in seconds.
@@ -263,6 +269,8 @@ impl Counters {
             queue_objects: wide(queue_objects),
             queue_bytes,
             suspended: u64::from(state.suspended_until.is_some()),
+            io: DiskIo::default(),
+            load: DiskLoad::default(),
         }
     }
 

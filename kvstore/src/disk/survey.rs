@@ -25,11 +25,11 @@ pub use fsck::{Checked, Damage, Finding, Watcher, fsck};
 pub use repair::{Exclusive, Repair};
 pub use usage::{Ages, StateBytes, Usage};
 
-use super::check::go_direct;
 use super::format::{
     Identity, PAGE, RecordHeader, RecordKind, SEAL_BYTES, Seal, SegmentHeader, SegmentHeaderError,
     record_bytes,
 };
+use super::io::go_direct;
 use super::recover::segment_numbers;
 use super::segment::{self, Steps};
 
@@ -219,6 +219,8 @@ impl Survey {
 pub struct Segment {
     number: u64,
     file_bytes: u64,
+    /// What lies behind was reserved for writing and never written.
+    data_bytes: u64,
     state: SegmentState,
     header: Option<SegmentHeader>,
     records: Vec<RecordHeader>,
@@ -233,6 +235,7 @@ impl Segment {
         Self {
             number,
             file_bytes,
+            data_bytes: file_bytes,
             state,
             header: None,
             records: Vec::new(),
@@ -328,13 +331,15 @@ fn load(file: File, number: u64, file_bytes: u64, last: bool) -> io::Result<Segm
     if state != SegmentState::Sealed {
         return Ok(Segment { header, ..Segment::new(number, file_bytes, state) });
     }
+    let mut data_bytes = file_bytes;
     // In this order: a store that seals the file in between makes it look unsealed, never damaged.
     let sealed = has_seal(&file, number, file_bytes)?;
     let (state, records, seal_fault) = match segment::read_table(&file, number)? {
         Some(records) => (SegmentState::Sealed, records, None),
         None => {
             let state = if last { SegmentState::Open } else { SegmentState::Unsealed };
-            let (records, table) = steps(&file, number, file_bytes)?;
+            data_bytes = segment::data_end(&file)?.min(file_bytes);
+            let (records, table) = steps(&file, number, data_bytes)?;
             let fault = match table {
                 _ if sealed => Some(Damage::Table),
                 // Zeros behind the table of the last segment: a crash while it was sealed.
@@ -348,7 +353,7 @@ fn load(file: File, number: u64, file_bytes: u64, last: bool) -> io::Result<Segm
     };
     go_direct(&file);
     let empty = Segment::new(number, file_bytes, state);
-    Ok(Segment { header, records, seal_fault, file: Some(file), ..empty })
+    Ok(Segment { header, records, seal_fault, data_bytes, file: Some(file), ..empty })
 }
 
 fn has_seal(file: &File, number: u64, file_bytes: u64) -> io::Result<bool> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use shared::{CacheChange, ManualClock, Numerics, SlotMemory, Tier};
 
+use super::io::Drive;
 use super::stats::DiskReadError;
 use super::{
     DiskConfig, DiskError, DiskRead, DiskReadDone, DiskStats, DiskTier, DiskWiring, Taken,
@@ -20,6 +21,7 @@ use crate::testing::{
 
 mod faults;
 mod files;
+pub(crate) mod io;
 mod retention;
 mod scrub;
 mod survey;
@@ -97,6 +99,17 @@ impl Rig {
 
     fn at(config: &DiskConfig, clock: Arc<ManualClock>) -> Self {
         let tier = DiskTier::start(config, wiring(&clock)).unwrap();
+        Self::of(tier, clock)
+    }
+
+    /// On this drive.
+    fn on(config: &DiskConfig, drive: Arc<dyn Drive>) -> Self {
+        let clock = Arc::new(ManualClock::new());
+        let tier = DiskTier::start_on(config, wiring(&clock), |_| drive).unwrap();
+        Self::of(tier, clock)
+    }
+
+    fn of(tier: DiskTier, clock: Arc<ManualClock>) -> Self {
         let (pool, memory) = pool_with_memory(1, 64);
         Self { tier, clock, pool, memory, target: self::pool(2, 1) }
     }

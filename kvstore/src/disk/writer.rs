@@ -1,19 +1,24 @@
 //! The writing thread: takes blocks from the queue, appends them to the open segment, makes room, makes durable.
 //!
+//! Blocks are gathered into large pieces as long as the queue has some, several of which are written at a time. The index
+//! learns a block when all up to its end is written; a flush is answered when that is durable.
+//!
 //! After an error nothing is written for a while, first a second, then twice as long each time up to a minute; reading
 //! goes on, and so does offering: what comes meanwhile is dropped at the queue. The first error is logged, those after it
-//! are counted.
+//! are counted. A segment that had an error is not written on.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use shared::Timestamp;
 
 use super::Shared;
+use super::append::Appender;
 use super::format::{RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader};
 use super::index::Segment;
 use super::segment::{self, OpenSegment, frame};
@@ -47,13 +52,29 @@ pub(super) struct Queued {
     pub(super) epoch: u64,
 }
 
+/// What there is to do.
+enum Event {
+    Asked(Command),
+    SyncTime,
+    ExpiryTime,
+}
+
+/// A block that was appended to the open segment and is not known to be written. It has its place in the queue until then.
+struct Appended {
+    header: RecordHeader,
+    epoch: u64,
+}
+
 /// The thread's state.
 pub(super) struct Writer {
     shared: Arc<Shared>,
     commands: Receiver<Command>,
+    appender: Appender,
     active: Option<OpenSegment>,
+    /// Of the open segment, in the order of their places. As many as fit the pieces of the appender.
+    appended: VecDeque<Appended>,
     number_next: u64,
-    /// When the first block was written that is not durable yet, and how many there are.
+    /// When the first block was appended that is not durable yet, and how many there are.
     unsynced: Option<(Timestamp, usize)>,
     /// When segments leave next because of their age.
     expire_at: Timestamp,
@@ -74,9 +95,11 @@ impl Writer {
     ) -> Self {
         Self {
             expire_at: shared.clock.now(),
+            appender: Appender::new(&*shared.drive, shared.config.segment_bytes),
             shared,
             commands,
             active,
+            appended: VecDeque::new(),
             number_next,
             unsynced: None,
             lost: false,
@@ -87,28 +110,52 @@ impl Writer {
 
     /// Serves until the tier drops and the queue is empty.
     pub(super) fn run(mut self) {
-        loop {
-            let expiry_wait = self.expire_at.since(self.shared.clock.now());
-            let sync_wait = self.sync_wait().filter(|wait| *wait <= expiry_wait);
-            let command = self.commands.recv_timeout(sync_wait.unwrap_or(expiry_wait));
+        if let Some(active) = &self.active {
+            // Refused: its bytes are had when they are written, or refused then.
+            let _ignored: io::Result<()> =
+                active.prepare(self.shared.config.segment_bytes, &self.appender);
+        }
+        while let Some(event) = self.next() {
             self.expire_when_due();
-            match command {
-                Ok(command) => self.serve(command),
-                Err(RecvTimeoutError::Timeout) => _ = sync_wait.is_some() && self.sync(),
-                Err(RecvTimeoutError::Disconnected) => break,
+            match event {
+                Event::Asked(command) => self.serve(command),
+                Event::SyncTime => _ = self.sync(),
+                Event::ExpiryTime => {}
             }
             if self.sync_is_due() {
                 self.sync();
             }
         }
         self.sync();
+        if let Some(active) = self.active {
+            // Refused: the next start cuts it off.
+            let _ignored: io::Result<u64> = active.trim(active.bytes());
+        }
+    }
+
+    /// Waits for something to do; None at the end. What was appended is written as soon as nothing follows it.
+    fn next(&mut self) -> Option<Event> {
+        match self.commands.try_recv() {
+            Ok(command) => return Some(Event::Asked(command)),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) => self.settle(),
+        }
+        let expiry_wait = self.expire_at.since(self.shared.clock.now());
+        let sync_wait = self.sync_wait().filter(|wait| *wait <= expiry_wait);
+        match self.commands.recv_timeout(sync_wait.unwrap_or(expiry_wait)) {
+            Ok(command) => Some(Event::Asked(command)),
+            Err(RecvTimeoutError::Timeout) if sync_wait.is_some() => Some(Event::SyncTime),
+            Err(RecvTimeoutError::Timeout) => Some(Event::ExpiryTime),
+            Err(RecvTimeoutError::Disconnected) => None,
+        }
     }
 
     fn serve(&mut self, command: Command) {
         match command {
-            Command::Write(queued) => self.take(&queued),
+            Command::Write(queued) => self.take(queued),
             Command::Flush(done) => {
-                if self.sync() && !std::mem::take(&mut self.lost) {
+                let synced = self.sync();
+                if !std::mem::take(&mut self.lost) && synced {
                     // Nobody waits any more: nothing is lost.
                     let _ignored = done.send(());
                 }
@@ -116,29 +163,26 @@ impl Writer {
         }
     }
 
-    fn take(&mut self, queued: &Queued) {
+    fn take(&mut self, queued: Queued) {
         let source = queued.block.descriptor();
-        let written = self.write(queued);
-        {
-            let mut state = self.shared.state.lock();
-            state.leave_queue(source.key.name, source.bytes);
-        }
-        match written {
-            Ok(None) => {
-                self.shared.counters.written(source.bytes);
-                self.resume();
-            }
-            Ok(Some(WriteDrop::Budget)) => self.shared.counters.over_budget(source.bytes),
-            Ok(Some(reason)) => self.shared.counters.dropped(reason),
+        let dropped = match self.append(&queued) {
+            Ok(None) => return self.learn(),
+            Ok(Some(reason)) => reason,
             Err(error) => {
-                self.shared.counters.dropped(WriteDrop::Error);
-                self.suspend("write a block", &error);
+                self.give_up("write a block", &error);
+                WriteDrop::Error
             }
+        };
+        drop(queued);
+        self.shared.state.lock().leave_queue(source.key.name, source.bytes);
+        match dropped {
+            WriteDrop::Budget => self.shared.counters.over_budget(source.bytes),
+            reason => self.shared.counters.dropped(reason),
         }
     }
 
-    /// Writes one block and enters it into the index; or says why it was left out.
-    fn write(&mut self, queued: &Queued) -> io::Result<Option<WriteDrop>> {
+    /// Appends one block to the open segment; or says why it was left out.
+    fn append(&mut self, queued: &Queued) -> io::Result<Option<WriteDrop>> {
         let now = self.shared.clock.now();
         if Timestamp(self.shared.drain_until.load(Ordering::Acquire)) <= now {
             return Ok(Some(WriteDrop::Closed));
@@ -153,11 +197,12 @@ impl Writer {
             }
         }
         let source = queued.block.descriptor();
-        let mut record = std::mem::take(&mut self.record);
         let written_unix_seconds = self.shared.clock.unix_seconds();
-        let Some(segment) = self.segment_for(source.bytes)? else {
-            self.record = record;
+        if !self.open_for(source.bytes)? {
             return Ok(Some(WriteDrop::Budget));
+        }
+        let Self { active: Some(segment), record, appender, .. } = self else {
+            unreachable!("a segment was opened");
         };
         let header = RecordHeader {
             kind: RecordKind::Block,
@@ -169,46 +214,111 @@ impl Writer {
             written_unix_seconds,
             name: source.key.name,
         };
-        frame(&header, &mut record, |record| {
+        frame(&header, record, |record| {
             queued.block.read(&mut |payload| record.extend_from_slice(payload));
         });
         let payload = RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + payload_bytes(source.bytes);
-        let intact = crc32c::crc32c(&record[payload]) == source.checksum;
-        let appended = if intact { segment.append(header, &record) } else { Ok(()) };
-        self.record = record;
-        appended?;
-        if !intact {
+        if crc32c::crc32c(&record[payload]) != source.checksum {
             return Ok(Some(WriteDrop::Corrupt));
         }
-        let since = self.unsynced.map_or(now, |(since, _)| since);
-        self.unsynced = Some((since, self.unsynced.map_or(1, |(_, count)| count + 1)));
-        let mut state = self.shared.state.lock();
-        let again = state.find(header.name).is_some();
-        if state.epoch == queued.epoch && state.insert(&header) {
-            state.retention.spend(1, written_unix_seconds);
-            drop(state);
+        segment.append(header, record, appender)?;
+        let (since, count) = self.unsynced.unwrap_or((now, 0));
+        self.unsynced = Some((since, count + 1));
+        self.appended.push_back(Appended { header, epoch: queued.epoch });
+        Ok(None)
+    }
+
+    /// Enters into the index what is written by now.
+    fn learn(&mut self) {
+        let written = self.appender.written();
+        while let Some(block) = self.appended.pop_front_if(|block| block.header.end() <= written) {
+            let Appended { header, epoch } = block;
+            let (entered, again) = {
+                let mut state = self.shared.state.lock();
+                let again = state.find(header.name).is_some();
+                let entered = state.epoch == epoch && state.insert(&header);
+                if entered {
+                    state.retention.spend(1, header.written_unix_seconds);
+                }
+                state.leave_queue(header.name, header.bytes);
+                (entered, again)
+            };
+            if !entered {
+                // Everything was evicted meanwhile, most likely this segment's file too.
+                self.shared.counters.dropped(WriteDrop::Evicted);
+                continue;
+            }
+            self.shared.counters.written(header.bytes);
             if again {
                 self.shared.counters.written_again();
             }
-            return Ok(None);
+            self.resume();
         }
-        // Everything was evicted in this moment, most likely this segment's file too.
-        Ok(Some(WriteDrop::Evicted))
     }
 
-    /// The open segment, with room for one more block; None when there is no room for another segment.
-    fn segment_for(&mut self, payload: u32) -> io::Result<Option<&mut OpenSegment>> {
+    /// Writes what was appended, and waits for it.
+    fn settle(&mut self) {
+        if self.appended.is_empty() {
+            return;
+        }
+        let Some(active) = &self.active else { unreachable!("it was appended to a segment") };
+        match active.settle(&mut self.appender) {
+            Ok(()) => self.learn(),
+            Err(error) => self.give_up("write blocks", &error),
+        }
+    }
+
+    /// Ends the open segment after an error. What is written of it stays, the rest is dropped, and nothing is written for a
+    /// while.
+    fn give_up(&mut self, what: &'static str, error: &io::Error) {
+        self.appender.give_up();
+        self.learn();
+        self.drop_appended(WriteDrop::Error);
+        if let Some(active) = self.active.take() {
+            self.close_early(&active);
+        }
+        self.suspend(what, error);
+    }
+
+    fn drop_appended(&mut self, reason: WriteDrop) {
+        for Appended { header, .. } in self.appended.drain(..) {
+            self.shared.state.lock().leave_queue(header.name, header.bytes);
+            self.shared.counters.dropped(reason);
+        }
+    }
+
+    /// Leaves a segment without a seal: the next start walks it, and checks every payload, as every read does.
+    fn close_early(&mut self, segment: &OpenSegment) {
+        let number = segment.number();
+        if self.unsynced.take().is_some() {
+            self.lost |= segment.sync_written().is_err();
+        }
+        let listed = {
+            let state = self.shared.state.lock();
+            state.segments().get(&number).map(|listed| (listed.bytes, listed.names.is_empty()))
+        };
+        let Some((bytes, is_empty)) = listed else { return };
+        if is_empty && self.shared.remove_file(number).is_ok() {
+            self.shared.state.lock().remove_segment(number);
+        } else if let Ok(bytes) = segment.trim(bytes) {
+            self.shared.state.lock().resize_segment(number, bytes);
+        }
+    }
+
+    /// Makes sure that one more block fits the open segment; false when there is no room for another segment.
+    fn open_for(&mut self, payload: u32) -> io::Result<bool> {
+        let segment_bytes = self.shared.config.segment_bytes;
         if let Some(active) = &mut self.active {
             let listed = self.shared.state.lock().segments().contains_key(&active.number());
             if !listed {
-                self.active = None;
-            } else if !active.has_room(payload, self.shared.config.segment_bytes) {
-                if let Err(error) = active.seal() {
-                    // As after a failed sync; without a seal the next start walks the file.
-                    (self.active, self.unsynced, self.lost) = (None, None, true);
-                    return Err(error);
-                }
+                // Nobody finds what is in it, so it does not matter whether it is written.
+                self.appender.give_up();
+                self.drop_appended(WriteDrop::Evicted);
+                (self.active, self.unsynced) = (None, None);
+            } else if !active.has_room(payload, segment_bytes) {
+                active.seal(&mut self.appender).inspect_err(|_| self.lost = true)?;
                 let (number, bytes) = (active.number(), active.bytes());
+                self.learn();
                 self.active = None;
                 self.unsynced = None;
                 self.shared.counters.synced();
@@ -218,7 +328,7 @@ impl Writer {
         if self.active.is_none() {
             self.active = self.create()?;
         }
-        Ok(self.active.as_mut())
+        Ok(self.active.is_some())
     }
 
     /// Makes a segment, if there is room for a whole one.
@@ -231,7 +341,9 @@ impl Writer {
             created_unix_seconds: self.shared.clock.unix_seconds(),
             identity: self.shared.identity,
         };
-        let segment = OpenSegment::create(&self.shared.config.folder, &header)?;
+        let config = &self.shared.config;
+        let appender = &mut self.appender;
+        let segment = OpenSegment::create(&config.folder, &header, config.segment_bytes, appender)?;
         self.number_next = self.number_next.saturating_add(1);
         let listed = Segment {
             bytes: segment.bytes(),
@@ -250,6 +362,8 @@ impl Writer {
         if now < self.expire_at {
             return;
         }
+        // The open segment is as young as the last block in it that the index knows.
+        self.settle();
         let retention = Duration::from_secs(self.shared.config.retention_s);
         self.expire_at = now.after(EXPIRY_INTERVAL_MAX.min(retention / EXPIRIES_PER_RETENTION));
         if let Err(error) = self.shared.expire() {
@@ -280,23 +394,26 @@ impl Writer {
         Duration::from_millis(self.shared.config.sync_ms)
     }
 
-    /// Makes what was written durable. After a failure nobody knows which pages were kept, so the segment is not written
-    /// on: the next start walks it and checks every payload, as every read does. False after a failure.
+    /// Writes what was appended and makes it durable. After a failure nobody knows which pages were kept, so the segment is
+    /// not written on. False after a failure.
     fn sync(&mut self) -> bool {
-        if self.unsynced.take().is_none() {
+        self.settle();
+        if self.unsynced.is_none() {
             return true;
         }
         let Some(active) = &self.active else {
+            self.unsynced = None;
             return true;
         };
-        match active.sync() {
+        match active.sync(&mut self.appender) {
             Ok(()) => {
+                self.unsynced = None;
                 self.shared.counters.synced();
                 true
             }
             Err(error) => {
-                (self.active, self.lost) = (None, true);
-                self.suspend("make blocks durable", &error);
+                (self.lost, self.unsynced) = (true, None);
+                self.give_up("make blocks durable", &error);
                 false
             }
         }

@@ -6,6 +6,9 @@
 //!
 //! What is not found is answered with the reason, as far as it is remembered: of blocks that were stored here lately it is
 //! known how they were kept.
+//!
+//! Reads decide: what the drive could not bring within the time of a lookup, as busy and as fast as it is now, is answered
+//! as not found at once. Then a block is read now and then that nobody waits for, to notice when the drive is fast again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -26,6 +29,9 @@ use crate::recent::Recent;
 
 /// Blocks whose fate is remembered, for each slot of host memory.
 const REMEMBERED_PER_SLOT: usize = 4;
+
+/// How often a drive that is too slow for lookups is tried.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A lookup that waits for its turn.
 pub(super) struct Lookup {
@@ -65,6 +71,8 @@ pub(super) struct Lookups {
     /// By number, so by age: all wait equally long. At most `onboard_lookups_max`.
     pending: BTreeMap<u64, Pending>,
     number_next: u64,
+    /// When a drive that is too slow is tried next.
+    trial_at: Timestamp,
     /// How the blocks that were stored last were kept, those that left included.
     kept: Recent<Kept>,
 }
@@ -134,6 +142,7 @@ impl Lookups {
             reading: HashMap::new(),
             pending: BTreeMap::new(),
             number_next: 0,
+            trial_at: Timestamp(0),
         };
         (lookups, answers)
     }
@@ -161,7 +170,7 @@ impl Lookups {
         let windows = windows.copied().collect();
         let number = self.number_next;
         self.number_next += 1;
-        let missing = self.onboard(number, &lookup.keys, &mut found);
+        let missing = self.onboard(number, &lookup.keys, &mut found, now);
         let wait_max = self.disk.as_ref().map_or(Duration::ZERO, |disk| disk.wait_max);
         let Lookup { context, sink, pins, .. } = lookup;
         let pending =
@@ -199,9 +208,7 @@ impl Lookups {
     pub(super) fn settle(&mut self, done: DiskReadDone) {
         let name = done.name;
         let sealed = self.seal(done);
-        if sealed.is_none() {
-            self.kept.put(name, Kept::Damaged);
-        }
+        self.kept.put(name, if sealed.is_some() { Kept::Drive } else { Kept::Damaged });
         self.keep(sealed.iter());
         for place in self.reading.remove(&name).unwrap_or_default() {
             let Some(pending) = self.pending.get_mut(&place.lookup) else {
@@ -272,7 +279,13 @@ impl Lookups {
     }
 
     /// Starts reading what is on disk alone, and says how many of the keys are to be waited for.
-    fn onboard(&mut self, lookup: u64, keys: &[ObjectKey], found: &mut [Found]) -> usize {
+    fn onboard(
+        &mut self,
+        lookup: u64,
+        keys: &[ObjectKey],
+        found: &mut [Found],
+        now: Timestamp,
+    ) -> usize {
         let Some(disk) = &self.disk else {
             return 0;
         };
@@ -288,8 +301,14 @@ impl Lookups {
             count(&self.counters.onboard_refused, missing.len());
             return 0;
         }
+        let in_time = disk.in_time(missing.len());
+        count(&self.counters.disk_too_slow, missing.len() - in_time);
+        let (missing, slow) = missing.split_at(in_time);
+        for (key, _) in slow {
+            found[*key] = Err(Miss::TooSlow);
+        }
         let mut waiting = 0;
-        for (key, name) in missing {
+        for (key, name) in missing.iter().copied() {
             let place = Place { lookup, key };
             if let Some(places) = self.reading.get_mut(&name) {
                 // Lookups that were answered late wait no more; a drive that hangs must not let their places pile up.
@@ -306,6 +325,16 @@ impl Lookups {
             // Until it comes; who waits in vain says so.
             found[key] = Err(Miss::TooSlow);
             waiting += 1;
+        }
+        // Whatever is being read already tells how fast the drive is.
+        if let [(_, name), ..] = slow
+            && self.reading.is_empty()
+            && self.trial_at <= now
+        {
+            self.trial_at = now.after(TRIAL_INTERVAL);
+            if disk.begin(&self.pools, *name, 0) {
+                self.reading.insert(*name, Vec::new());
+            }
         }
         waiting
     }
@@ -351,6 +380,14 @@ impl From<Taken> for Kept {
 }
 
 impl Disk {
+    /// How many of so many blocks, in their order, can come within the time of a lookup.
+    fn in_time(&self, blocks: usize) -> usize {
+        let (load, block_bytes) = (self.tier.load(), self.tier.read_bytes());
+        let is_in_time =
+            |reads: &u64| load.time_for(*reads, reads.saturating_mul(block_bytes)) <= self.wait_max;
+        (1..).take(blocks).take_while(is_in_time).count()
+    }
+
     /// Starts reading a block into a slot of its own; false when there is no slot or no room for a read.
     fn begin(&self, pools: &Pools, name: BlockName, reading: usize) -> bool {
         if self.tier.config().reads_max <= reading {

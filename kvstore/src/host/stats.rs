@@ -39,6 +39,8 @@ pub struct HostStats {
     pub onboarded: u64,
     /// Keys not brought from disk for want of a slot, of room for a read, or of a place for the lookup.
     pub onboard_refused: u64,
+    /// Keys answered as not found although they are on disk: to read them would have taken longer than a lookup waits.
+    pub disk_too_slow: u64,
     /// Window objects that grew too old.
     pub windows_expired: u64,
     /// Blocks held now.
@@ -83,6 +85,7 @@ pub(super) struct Counters {
     pub(super) lookups_late: AtomicU64,
     pub(super) onboarded: AtomicU64,
     pub(super) onboard_refused: AtomicU64,
+    pub(super) disk_too_slow: AtomicU64,
     pub(super) windows_expired: AtomicU64,
 }
 
@@ -128,6 +131,7 @@ impl Counters {
             lookups_late: read(&self.lookups_late),
             onboarded: read(&self.onboarded),
             onboard_refused: read(&self.onboard_refused),
+            disk_too_slow: read(&self.disk_too_slow),
             windows_expired: read(&self.windows_expired),
             blocks_held: held[0],
             blocks_max: wide(blocks.total()),

@@ -14,8 +14,9 @@ use std::time::Duration;
 use shared::{ManualClock, OfferOutcome};
 
 use super::support::{Rig, block, config};
+use crate::disk::io::{Drive, SystemDrive};
 use crate::disk::tests::{Folder, wiring};
-use crate::disk::{DiskConfig, DiskTier};
+use crate::disk::{DiskConfig, DiskIo, DiskTier};
 use crate::pool::SealedSlot;
 use crate::testing::{Generator, name};
 
@@ -40,6 +41,10 @@ struct Files {
 }
 
 fn open(folder: &Path) -> (Rig, Arc<DiskTier>) {
+    open_by(folder, DiskIo::RingDirect)
+}
+
+fn open_by(folder: &Path, io: DiskIo) -> (Rig, Arc<DiskTier>) {
     let disk = DiskConfig {
         bytes_max: 1 << 30,
         segment_bytes: 1 << 16,
@@ -49,7 +54,9 @@ fn open(folder: &Path) -> (Rig, Arc<DiskTier>) {
         onboard_ms_max: 60_000,
         ..DiskConfig::in_folder(folder.to_owned())
     };
-    let disk = Arc::new(DiskTier::start(&disk, wiring(&Arc::new(ManualClock::new()))).unwrap());
+    let wiring = wiring(&Arc::new(ManualClock::new()));
+    let drive = |_: &Path| -> Arc<dyn Drive> { Arc::new(SystemDrive::of(io)) };
+    let disk = Arc::new(DiskTier::start_on(&disk, wiring, drive).unwrap());
     (Rig::new(Some(Arc::clone(&disk)), config(), |transport| transport), disk)
 }
 
@@ -213,6 +220,8 @@ fn check_case(files: &Files, seed: u64) -> usize {
     let folder = Folder::new();
     files.put(folder.path());
     let before_start = generator.below(2) == 0;
+    let io = [DiskIo::RingDirect, DiskIo::Threads][usize::try_from(seed % 3 / 2).unwrap()];
+    let open = |folder: &Path| open_by(folder, io);
     let (what, touched, rig, disk) = if before_start {
         let (what, touched) = damage(files, folder.path(), &mut generator);
         let (rig, disk) = open(folder.path());

@@ -20,8 +20,9 @@ use std::time::Duration;
 use shared::{ManualClock, OfferOutcome};
 
 use super::support::{Rig, config};
+use crate::disk::io::{Drive, SystemDrive};
 use crate::disk::tests::{Folder, wiring};
-use crate::disk::{DiskConfig, DiskTier};
+use crate::disk::{DiskConfig, DiskIo, DiskTier};
 use crate::testing::{Generator, name};
 
 /// Kills of one run, issue 4's least number. A long run raises it, and `LANES` with it.
@@ -67,7 +68,7 @@ impl Order {
 
 /// Small segments, so that kills meet the seal and the beginning of files too; room for everything, so that nothing
 /// leaves by the bound on bytes.
-fn open(folder: &Path, sync_ms: u64) -> (Rig, Arc<DiskTier>) {
+fn open(folder: &Path, sync_ms: u64, io: DiskIo) -> (Rig, Arc<DiskTier>) {
     let disk = DiskConfig {
         bytes_max: 1 << 30,
         segment_bytes: 1 << 16,
@@ -78,7 +79,9 @@ fn open(folder: &Path, sync_ms: u64) -> (Rig, Arc<DiskTier>) {
         onboard_ms_max: 60_000,
         ..DiskConfig::in_folder(folder.to_owned())
     };
-    let disk = Arc::new(DiskTier::start(&disk, wiring(&Arc::new(ManualClock::new()))).unwrap());
+    let wiring = wiring(&Arc::new(ManualClock::new()));
+    let drive = |_: &Path| -> Arc<dyn Drive> { Arc::new(SystemDrive::of(io)) };
+    let disk = Arc::new(DiskTier::start_on(&disk, wiring, drive).unwrap());
     (Rig::new(Some(Arc::clone(&disk)), config(), |transport| transport), disk)
 }
 
@@ -100,7 +103,9 @@ fn a_child_of_the_kill_loop_checks_and_writes() {
     std::io::stdin().read_to_string(&mut text).unwrap();
     let order = Order::parse(&text);
     let mut generator = Generator(order.seed);
-    let (rig, disk) = open(&order.folder, [0, 60_000][generator.below(2)]);
+    let sync_ms = [0, 60_000][generator.below(2)];
+    let io = [DiskIo::RingDirect, DiskIo::Threads][generator.below(2)];
+    let (rig, disk) = open(&order.folder, sync_ms, io);
     check(&rig, &order);
     println!("\nchecked");
     let mut next = order.next;
@@ -208,7 +213,7 @@ fn lane(first_seed: u64) -> (usize, u64) {
     }
     // What the last child wrote and never said is checked too.
     order.next += 100;
-    check(&open(&order.folder, 0).0, &order);
+    check(&open(&order.folder, 0, DiskIo::RingDirect).0, &order);
     (order.acknowledged.len(), early)
 }
 

@@ -196,7 +196,7 @@ impl Check<'_> {
             }
         }
         if !complete {
-            self.checked.torn_bytes = segment.file_bytes - end_whole.min(segment.file_bytes);
+            self.checked.torn_bytes = segment.data_bytes - end_whole.min(segment.data_bytes);
         }
     }
 

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use super::fsck::check_segment;
 use super::{Checked, Checker, Segment, SegmentState, Survey, SurveyError, Watcher};
 use crate::disk::DiskError;
+use crate::disk::append::Appender;
 use crate::disk::format::wide;
+use crate::disk::io::{DiskIo, SystemDrive};
 use crate::disk::segment::{self, OpenSegment};
 
 /// Names that are tried for a file that is set aside; more of one segment are not there by accident.
@@ -138,7 +140,8 @@ impl Exclusive {
             return Ok(Repair::Cut { segment: number, bytes: segment.file_bytes - walk.end });
         }
         let records = wide(walk.records.len());
-        OpenSegment::resume(file, number, walk).seal()?;
+        let mut appender = Appender::new(&SystemDrive::of(DiskIo::Threads), segment.file_bytes);
+        OpenSegment::resume(file, number, walk).seal(&mut appender)?;
         Ok(Repair::Sealed { segment: number, records })
     }
 

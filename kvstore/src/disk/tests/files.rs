@@ -8,17 +8,20 @@ use std::time::Duration;
 use shared::{BlockName, ManualClock, Numerics};
 
 use super::{Folder, Rig, SEGMENT_RECORDS, config, file, files, flip, wiring};
+use crate::disk::append::Appender;
 use crate::disk::format::{Identity, PAGE_BYTES, RecordHeader, RecordKind, SegmentHeader};
+use crate::disk::io::{DiskIo, SystemDrive};
 use crate::disk::segment::{OpenSegment, frame, read_table, walk};
 use crate::disk::stats::DiskReadError;
 use crate::disk::{DiskConfig, DiskTier, DiskWiring};
 use crate::testing::{SLOT_BYTES, name};
 
 /// A segment with three records of one, two and two pages, and the offsets at which they end.
-fn three_records(folder: &Folder) -> (OpenSegment, [usize; 3]) {
+fn three_records(folder: &Folder) -> (OpenSegment, Appender, [usize; 3]) {
     let identity = Identity::new([7; 32], &Numerics("x".into())).unwrap();
     let header = SegmentHeader { number: 1, created_unix_seconds: 5, identity };
-    let mut segment = OpenSegment::create(folder.path(), &header).unwrap();
+    let mut appender = Appender::new(&SystemDrive::of(DiskIo::Threads), 1 << 16);
+    let mut segment = OpenSegment::create(folder.path(), &header, 1 << 16, &mut appender).unwrap();
     let ends = [100, 5_000, 8_000].map(|bytes: u32| {
         let payload: Vec<u8> =
             (0..bytes).map(|at| at.wrapping_mul(bytes).to_le_bytes()[1]).collect();
@@ -34,11 +37,12 @@ fn three_records(folder: &Folder) -> (OpenSegment, [usize; 3]) {
         };
         let mut record = Vec::new();
         frame(&header, &mut record, |record| record.extend_from_slice(&payload));
-        segment.append(header, &record).unwrap();
+        segment.append(header, &record, &mut appender).unwrap();
         usize::try_from(segment.bytes()).unwrap()
     });
-    segment.sync().unwrap();
-    (segment, ends)
+    segment.sync(&mut appender).unwrap();
+    segment.trim(segment.bytes()).unwrap();
+    (segment, appender, ends)
 }
 
 fn writable(folder: &Folder) -> File {
@@ -52,7 +56,7 @@ fn names(records: &[RecordHeader]) -> Vec<BlockName> {
 #[test]
 fn a_segment_cut_anywhere_keeps_its_whole_records() {
     let folder = Folder::new();
-    let (_segment, ends) = three_records(&folder);
+    let (_segment, _, ends) = three_records(&folder);
     let all = [100, 5_000, 8_000].map(name);
     let cut = writable(&folder);
     for length in (ends[1]..=ends[2]).rev() {
@@ -67,7 +71,7 @@ fn a_segment_cut_anywhere_keeps_its_whole_records() {
 #[test]
 fn a_segment_whose_end_was_not_written_keeps_its_whole_records() {
     let folder = Folder::new();
-    let (_segment, ends) = three_records(&folder);
+    let (_segment, _, ends) = three_records(&folder);
     let whole = fs::read(file(&folder, 1)).unwrap();
     let last = whole.iter().rposition(|byte| *byte != 0).unwrap();
     let cut = writable(&folder);
@@ -82,7 +86,7 @@ fn a_segment_whose_end_was_not_written_keeps_its_whole_records() {
 #[test]
 fn damage_in_the_middle_costs_the_records_it_hits() {
     let folder = Folder::new();
-    let (_segment, ends) = three_records(&folder);
+    let (_segment, _, ends) = three_records(&folder);
     let whole = fs::read(file(&folder, 1)).unwrap();
     let damaged = writable(&folder);
     let record = ends[0]..ends[0] + 128 + 5_000;
@@ -99,10 +103,10 @@ fn damage_in_the_middle_costs_the_records_it_hits() {
 #[test]
 fn a_seal_is_believed_when_all_of_it_agrees() {
     let folder = Folder::new();
-    let (mut segment, ends) = three_records(&folder);
+    let (mut segment, mut appender, ends) = three_records(&folder);
     let reading = File::open(file(&folder, 1)).unwrap();
     assert_eq!(read_table(&reading, 1).unwrap(), None, "no seal yet");
-    segment.seal().unwrap();
+    segment.seal(&mut appender).unwrap();
     let sealed = read_table(&reading, 1).unwrap().unwrap();
     assert_eq!(sealed, walk(&reading, 1).unwrap().records);
     assert_eq!(read_table(&reading, 2).unwrap(), None, "of another segment");

@@ -11,7 +11,9 @@ use std::thread;
 use shared::{ManualClock, Numerics};
 
 use super::{Folder, Rig, SEGMENT_RECORDS, config, file, files, flip, wiring};
+use crate::disk::append::Appender;
 use crate::disk::format::{Identity, PAGE, PAGE_BYTES, RecordHeader, RecordKind, SegmentHeader};
+use crate::disk::io::{DiskIo, SystemDrive};
 use crate::disk::segment::{OpenSegment, Walk, frame};
 use crate::disk::survey::{
     Ages, BlockCopy, BlockFault, Checked, Checker, Damage, Exclusive, Finding, Repair,
@@ -322,7 +324,9 @@ fn records_listed_where_none_can_lie_are_named() {
         let folder = Folder::new();
         let identity = Identity::new([7; 32], &Numerics("x".into())).unwrap();
         let header = SegmentHeader { number: 1, created_unix_seconds: 5, identity };
-        let mut segment = OpenSegment::create(folder.path(), &header).unwrap();
+        let mut appender = Appender::new(&SystemDrive::of(DiskIo::Threads), 1 << 16);
+        let mut segment =
+            OpenSegment::create(folder.path(), &header, 1 << 16, &mut appender).unwrap();
         let record = |page| RecordHeader {
             kind: RecordKind::Block,
             exact: true,
@@ -335,10 +339,11 @@ fn records_listed_where_none_can_lie_are_named() {
         };
         let mut bytes = Vec::new();
         frame(&record(1), &mut bytes, |bytes| bytes.extend_from_slice(&[3; 20]));
-        segment.append(record(1), &bytes).unwrap();
+        segment.append(record(1), &bytes, &mut appender).unwrap();
+        segment.settle(&mut appender).unwrap();
         let writable = File::options().read(true).write(true).open(file(&folder, 1)).unwrap();
         let walk = Walk { records: pages.map(record).to_vec(), end: 2 * PAGE, lost_bytes: 0 };
-        OpenSegment::resume(writable, 1, walk).seal().unwrap();
+        OpenSegment::resume(writable, 1, walk).seal(&mut appender).unwrap();
         assert_eq!(check(&folder).1[0], (1, expected));
         assert!(!repair(&folder).is_empty());
         assert_eq!((check(&folder).1, states(&folder)), (vec![], vec![(1, "sealed", 1)]));

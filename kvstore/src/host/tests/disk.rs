@@ -7,12 +7,14 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
+use parking_lot::Mutex;
 use shared::{
     BlockStore, CacheChange, Descriptor, LocateEvent, ManualClock, ObjectKey, OfferEvent,
     OfferOutcome, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
 };
 
 use super::{Rig, config, copies, key, sending, window_key};
+use crate::disk::tests::io::SlowDrive;
 use crate::disk::tests::{Folder, config as disk_config, wiring};
 use crate::disk::{DiskConfig, DiskStats, DiskTier};
 use crate::pool::Pool;
@@ -406,6 +408,46 @@ fn offers_and_lookups_at_once_never_show_wrong_bytes() {
     assert!(0 < rig.tier.stats().onboarded);
     let held = rig.tier.blocks().held();
     assert_eq!(rig.tier.evict_all(), held);
+}
+
+#[test]
+fn a_slow_drive_makes_misses_at_once_and_is_found_fast_again() {
+    let folder = Folder::new();
+    let clock = Arc::new(ManualClock::new());
+    let read = Arc::new(Mutex::new(Duration::from_secs(8)));
+    let drive = SlowDrive { clock: Arc::clone(&clock), read: Arc::clone(&read) };
+    let started =
+        DiskTier::start_on(&disk_config(&folder), wiring(&clock), |_| Arc::new(drive)).unwrap();
+    let disk = Arc::new(started);
+    let rig = Rig::over(Some(Arc::clone(&disk)), config(), |transport| transport);
+    offer(&rig, &disk, 0..30);
+    let settle = || {
+        while 0 < disk.load().queued_reads {
+            thread::yield_now();
+        }
+        settled(&rig);
+    };
+    assert_eq!(fetch(&rig, &rig.locate(&keys([0])).1), [Some(0)], "nothing was known yet");
+    // A second and more for a block, and a lookup waits for 200 ms.
+    let (_ticket, found) = rig.locate(&keys([1, 2]));
+    assert_eq!(found, [None, None]);
+    assert_eq!(rig.tier.stats().disk_too_slow, 2);
+    settle();
+    assert!(rig.tier.blocks().contains(name(1)), "one was read that nobody waited for");
+    assert_eq!(disk_stats(&rig).read, 2);
+    assert_eq!(fetch(&rig, &rig.locate(&keys([1, 2])).1), [Some(1), None]);
+    settle();
+    assert_eq!((rig.tier.stats().disk_too_slow, disk_stats(&rig).read), (3, 2), "once a second");
+    *read.lock() = Duration::ZERO;
+    let fast = (3..30).find(|number| {
+        rig.clock.advance(Duration::from_secs(1));
+        let (_ticket, found) = rig.locate(&keys([*number]));
+        settle();
+        found[0].is_some()
+    });
+    assert!(fast.is_some_and(|number| 10 < number), "{fast:?}");
+    assert_eq!(rig.tier.stats().lookups_late, 0, "nobody waited in vain");
+    rig.assert_at_rest();
 }
 
 #[test]
