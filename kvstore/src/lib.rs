@@ -27,7 +27,6 @@ mod proofs;
 mod testing;
 
 pub use block_checks::check_names;
-#[cfg(feature = "rocksdb")]
 pub use disk::catalog;
 pub use disk::{
     DiskConfig, DiskError, DiskStats, DiskTier, DiskWiring, PlanError, PlanVerdict, RetentionPlan,

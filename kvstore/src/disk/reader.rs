@@ -9,8 +9,8 @@ use crossbeam_channel::{Receiver, Sender};
 use shared::BlockName;
 
 use super::Shared;
+use super::catalog::Entry;
 use super::format::RecordKind;
-use super::index::Entry;
 use super::segment;
 use super::stats::DiskReadError;
 use crate::pool::{OwnedSlot, payload_bytes};
@@ -79,7 +79,7 @@ fn read(
     target: &mut OwnedSlot,
     open: &mut OpenFile,
 ) -> Result<DiskFound, DiskReadError> {
-    let entry = shared.state.lock().find(name).ok_or(DiskReadError::Gone)?;
+    let entry = shared.index.find(name).ok_or(DiskReadError::Gone)?;
     let result = read_entry(shared, name, &entry, target, open);
     if result.is_ok() {
         let now = shared.clock.unix_seconds();
@@ -87,7 +87,7 @@ fn read(
     }
     if let Err(error) = result
         && error != DiskReadError::Unopened
-        && shared.state.lock().forget(name, &entry)
+        && shared.index.forget(name, &entry)
         && error != DiskReadError::Gone
     {
         let (segment, page) = (entry.segment, entry.page);

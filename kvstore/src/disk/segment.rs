@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use shared::BlockName;
 
+use super::catalog::SegmentSeal;
 use super::format::{
     PAGE, PAGE_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SEAL_BYTES,
     SEGMENT_HEADER_BYTES, Seal, SegmentHeader, page_of, record_bytes, seal_bytes, wide,
@@ -107,8 +108,9 @@ impl OpenSegment {
         self.file.sync_data()
     }
 
-    /// Writes the table and the seal and makes the file durable; it is complete then. After a failure nobody knows what was kept: it is not to be written on.
-    pub(super) fn seal(&mut self) -> io::Result<()> {
+    /// Writes the table and the seal and makes the file durable; it is complete then. After a failure nobody knows what was
+    /// kept: it is not to be written on.
+    pub(super) fn seal(&mut self) -> io::Result<SegmentSeal> {
         let payload: Vec<u8> = self.records.iter().flat_map(RecordHeader::encode).collect();
         let times = || self.records.iter().map(|record| record.written_unix_seconds);
         let table = RecordHeader {
@@ -138,7 +140,12 @@ impl OpenSegment {
         self.write(&bytes)?;
         self.file.sync_data()?;
         self.end += wide(bytes.len());
-        Ok(())
+        Ok(SegmentSeal {
+            bytes: self.end,
+            records: u64::from(seal.records),
+            oldest_unix_seconds: seal.oldest_unix_seconds,
+            newest_unix_seconds: seal.newest_unix_seconds,
+        })
     }
 
     /// Writes at the end; after a failure the file is as before, as far as the system lets us.

@@ -226,11 +226,15 @@ impl Lookups {
         let Some(disk) = &self.disk else {
             return 0;
         };
-        let missing = keys.iter().zip(found).enumerate().filter_map(|(index, (key, found))| {
+        let wanted = keys.iter().zip(found).enumerate().filter_map(|(index, (key, found))| {
             let wanted = found.is_none() && key.kind == ObjectKind::Block;
-            (wanted && disk.tier.contains(key.name)).then_some((index, key.name))
+            wanted.then_some((index, key.name))
         });
-        let missing: Vec<(usize, BlockName)> = missing.collect();
+        let (places, names): (Vec<usize>, Vec<BlockName>) = wanted.unzip();
+        let held = disk.tier.contains_all(&names);
+        let missing = places.into_iter().zip(names).zip(held);
+        let missing: Vec<(usize, BlockName)> =
+            missing.filter_map(|(place, held)| held.then_some(place)).collect();
         if !missing.is_empty() && disk.tier.config().onboard_lookups_max <= self.pending.len() {
             count(&self.counters.onboard_refused, missing.len());
             return 0;

@@ -20,6 +20,7 @@ use std::time::Duration;
 use shared::{ManualClock, OfferOutcome};
 
 use super::support::{Rig, config};
+use crate::disk::survey::{CatalogState, Exclusive, Finding, Watcher, fsck};
 use crate::disk::tests::{Folder, wiring};
 use crate::disk::{DiskConfig, DiskTier};
 use crate::testing::{Generator, name};
@@ -177,6 +178,32 @@ impl Running {
     }
 }
 
+/// The files are whole, and the catalog claims nothing that is not there. A store that was killed while it made its first
+/// segment has none.
+fn check_files(order: &Order) {
+    let Ok(exclusive) = Exclusive::lock(&order.folder) else {
+        return;
+    };
+    let mut findings = Findings::default();
+    let checked = fsck(exclusive.survey(), &mut findings);
+    assert_eq!(checked.damaged, 0, "{findings:?}, seed {}", order.seed);
+    if let CatalogState::Compared(check) = exclusive.check_catalog().unwrap() {
+        assert_eq!(check.differences(), 0, "{check:?}, seed {}", order.seed);
+    }
+}
+
+/// Keeps what is found.
+#[derive(Debug, Default)]
+struct Findings(Vec<Finding>);
+
+impl Watcher for Findings {
+    fn read(&mut self, _: u64) {}
+
+    fn found(&mut self, finding: &Finding) {
+        self.0.push(finding.clone());
+    }
+}
+
 /// Kills one child after the other over one folder, checks it in the end, and says how many blocks were acknowledged and
 /// how many kills came before a first block.
 fn lane(first_seed: u64) -> (usize, u64) {
@@ -203,12 +230,14 @@ fn lane(first_seed: u64) -> (usize, u64) {
         }
         thread::sleep(Duration::from_micros(microseconds));
         running.kill(&mut order);
+        check_files(&order);
         // What was written after the last line has numbers the next child gives out again: here a number always has the
         // same bytes.
     }
     // What the last child wrote and never said is checked too.
     order.next += 100;
     check(&open(&order.folder, 0).0, &order);
+    check_files(&order);
     (order.acknowledged.len(), early)
 }
 

@@ -23,6 +23,11 @@ const BLOOM_BITS: f64 = 10.0;
 /// Bytes of one piece of index, filter or rows: what one lookup reads at once when it is not in memory.
 const BLOCK_BYTES: usize = 4 << 10;
 
+/// The range of [`CatalogConfig::cache_bytes`].
+pub(in crate::disk) const CACHE_BYTES: RangeInclusive<u64> = 1 << 20..=64 << 30;
+/// The range of [`CatalogConfig::write_buffer_bytes`].
+pub(in crate::disk) const WRITE_BUFFER_BYTES: RangeInclusive<u64> = 1 << 20..=4 << 30;
+
 /// How a catalog is set up. Its memory is at most about the sum of the two byte settings, and some MiB for open files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CatalogConfig {
@@ -60,8 +65,8 @@ impl CatalogConfig {
     /// [`CatalogError::Config`] with the first setting that is out of its range.
     pub fn check(&self) -> Result<(), CatalogError> {
         let settings: [(&'static str, usize, RangeInclusive<u64>, &'static str); 4] = [
-            ("cache_bytes", self.cache_bytes, 1 << 20..=64 << 30, "1 MiB to 64 GiB"),
-            ("write_buffer_bytes", self.write_buffer_bytes, 1 << 20..=4 << 30, "1 MiB to 4 GiB"),
+            ("cache_bytes", self.cache_bytes, CACHE_BYTES, "1 MiB to 64 GiB"),
+            ("write_buffer_bytes", self.write_buffer_bytes, WRITE_BUFFER_BYTES, "1 MiB to 4 GiB"),
             ("open_files_max", self.open_files_max, 16..=65_536, "16 to 65,536"),
             ("background_jobs", self.background_jobs, 1..=16, "1 to 16"),
         ];

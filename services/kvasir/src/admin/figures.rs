@@ -333,6 +333,44 @@ fn disk(stats: &DiskStats, text: &mut String) {
         ],
     );
     retention(stats, text);
+    catalog(stats, text);
+}
+
+fn catalog(stats: &DiskStats, text: &mut String) {
+    counters(
+        text,
+        &[(
+            "kvasir_kvstore_catalog_errors_total",
+            "Lookups and changes that the catalog refused; the blocks are misses",
+            stats.catalog_errors,
+        )],
+    );
+    gauges(
+        text,
+        &[
+            ("kvasir_kvstore_catalog_entries", "Names in the catalog", stats.objects_held),
+            (
+                "kvasir_kvstore_catalog_cache_bytes",
+                "Memory for what was read of the catalog",
+                stats.catalog_cache_bytes,
+            ),
+            (
+                "kvasir_kvstore_catalog_cache_bytes_max",
+                "The bound on that",
+                stats.catalog_cache_bytes_max,
+            ),
+            (
+                "kvasir_kvstore_catalog_buffer_bytes",
+                "Memory for what was written to the catalog and for its open files",
+                stats.catalog_buffer_bytes,
+            ),
+            (
+                "kvasir_kvstore_catalog_disk_bytes",
+                "Tables of the catalog on disk",
+                stats.catalog_disk_bytes,
+            ),
+        ],
+    );
 }
 
 fn retention(stats: &DiskStats, text: &mut String) {
