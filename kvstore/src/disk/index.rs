@@ -119,7 +119,8 @@ impl Index {
         assert!(records.len() <= UNSYNCED_MAX, "the writer syncs in time");
         let listed: Vec<Record> = {
             let unsynced = self.unsynced.lock();
-            let is_held = |record: &&Record| unsynced.get(&record.name) == Some(&record.entry);
+            // Not the very copy: an older one of the same name is entered, too, so that all of its segment are.
+            let is_held = |record: &&Record| unsynced.contains_key(&record.name);
             records.iter().filter(is_held).copied().collect()
         };
         let entered = {

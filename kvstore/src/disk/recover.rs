@@ -68,6 +68,21 @@ pub(super) fn recover(
     clock: &dyn Clock,
     counters: &Counters,
 ) -> Result<Recovered, DiskError> {
+    match attempt(config, identity, clock, counters) {
+        // Damage that was met on the way is noted in the catalog, so that it is made anew now.
+        Err(DiskError::Catalog(error)) if error.is_damage() => {
+            attempt(config, identity, clock, counters)
+        }
+        recovered => recovered,
+    }
+}
+
+fn attempt(
+    config: &DiskConfig,
+    identity: Identity,
+    clock: &dyn Clock,
+    counters: &Counters,
+) -> Result<Recovered, DiskError> {
     let began = clock.now();
     let folder = &config.folder;
     let failed = |what| move |source| DiskError::File { what, path: folder.clone(), source };

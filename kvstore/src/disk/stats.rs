@@ -94,7 +94,8 @@ pub struct DiskStats {
     pub queue_bytes: u64,
     /// Whether writing is suspended after an error: 1 or 0.
     pub suspended: u64,
-    /// Lookups and changes that the catalog refused: the blocks are misses. 0 unless it is damaged, or its drive is.
+    /// What the catalog did not answer: lookups, which are misses, reports, and blocks to be forgotten. 0 unless it is
+    /// damaged, or its drive is.
     pub catalog_errors: u64,
     /// Bytes of memory that the catalog's cache takes now.
     pub catalog_cache_bytes: u64,

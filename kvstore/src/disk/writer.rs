@@ -272,7 +272,8 @@ impl Writer {
             // As after a failed sync; the next start reads the file.
             self.abandon();
         }
-        (self.active, self.unsynced) = (None, Vec::new());
+        self.active = None;
+        self.unsynced.clear();
         sealed
     }
 

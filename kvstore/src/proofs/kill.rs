@@ -222,7 +222,7 @@ fn lane(first_seed: u64) -> (usize, u64) {
         let mut running = Running::start(&order);
         // A fifth of the kills come somewhere between the start of the process and its first block.
         let is_early = below(5) == 0;
-        let microseconds = below(if is_early { 60_000 } else { 4_000 });
+        let microseconds = below(if is_early { 150_000 } else { 4_000 });
         let blocks = if is_early { 0 } else { 1 + below(6) };
         early += u64::from(is_early);
         for _ in 0..blocks {

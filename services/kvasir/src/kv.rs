@@ -31,8 +31,8 @@ pub(crate) enum KvCommand {
     Inspect(InspectArgs),
     /// Show what the bytes are spent on: states, ages, live and superseded blocks, padding.
     Du(FolderArgs),
-    /// Check headers, seals, tables and every payload, and the catalog of a store that is stopped. Exit status 1 when there
-    /// is damage.
+    /// Check headers, seals, tables and every payload. The catalog too, when the store is stopped; it cannot be started
+    /// meanwhile. Exit status 1 when there is damage.
     Fsck(FsckArgs),
     /// Check every payload at a bounded rate; one line at the end. Exit status 1 when there is damage.
     Scrub(ScrubArgs),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rocksdb::{
     BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType,
-    DBRecoveryMode, LogLevel, Options,
+    DBRecoveryMode, ErrorKind, LogLevel, Options,
 };
 
 use crate::disk::format::wide;
@@ -116,6 +116,18 @@ pub enum CatalogError {
         /// Which.
         what: &'static str,
     },
+}
+
+impl CatalogError {
+    /// Whether the catalog itself is damaged: it has noted that, and its next opening makes it anew.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Database { source, .. } => source.kind() == ErrorKind::Corruption,
+            Self::Damaged { .. } => true,
+            Self::Config { .. } | Self::Folder { .. } => false,
+        }
+    }
 }
 
 /// What holds for the whole database. No mmap and no statistics; the log of the database is at most 2 MiB.

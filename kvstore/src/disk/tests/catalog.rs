@@ -4,8 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::thread;
 
+use shared::Numerics;
+
 use super::{FLUSH, Folder, Rig, SEGMENT_RECORDS, config, file, flip, stored, wiring};
-use crate::disk::format::PAGE_BYTES;
+use crate::disk::catalog::{Catalog, Entry, Record, SegmentContents, SegmentState};
+use crate::disk::format::{Identity, PAGE_BYTES};
 use crate::disk::stats::DiskReadError;
 use crate::disk::survey::{CatalogCheck, CatalogState, Exclusive, Rebuilt};
 use crate::disk::{DiskConfig, DiskTier, DiskWiring};
@@ -52,7 +55,7 @@ fn a_start_reads_no_segment_that_the_catalog_knows() {
     drop(rig);
     fs::remove_dir_all(catalog(&folder)).unwrap();
     let rig = Rig::new(&folder);
-    assert_eq!((rig.stats().objects_held, rig.stats().lost_bytes), (BLOCKS - 1, 4_096));
+    assert_eq!((rig.stats().objects_held, rig.stats().lost_bytes), (BLOCKS - 1, 3 * 4_096));
     assert_eq!(rig.read(1), Err(DiskReadError::Gone));
 }
 
@@ -153,21 +156,37 @@ fn a_block_evicted_before_it_is_durable_does_not_come_back() {
     assert_eq!(Rig::new(&folder).readable([1, 2]), [2]);
 }
 
-#[test]
-fn what_the_catalog_cannot_answer_is_a_miss_until_the_next_start() {
-    let folder = written();
-    // The largest table is that of the names; its rows come first.
-    let tables = named(&folder, ".sst").into_iter();
+/// Flips a bit in the first rows of the names.
+fn flip_names(folder: &Folder) {
+    // The largest table is theirs.
+    let tables = named(folder, ".sst").into_iter();
     let names = tables.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
     let mut bytes = fs::read(&names).unwrap();
     bytes[20] ^= 0xff;
     fs::write(&names, bytes).unwrap();
+}
+
+#[test]
+fn a_catalog_whose_damage_a_start_meets_is_made_anew_at_once() {
+    let folder = written();
+    flip_names(&folder);
+    let rig = Rig::new(&folder);
+    assert_eq!((rig.readable(0..BLOCKS).len(), rig.stats().catalog_errors), (30, 0));
+}
+
+#[test]
+fn what_the_catalog_cannot_answer_is_a_miss_until_the_next_start() {
+    let folder = written();
+    // Without a segment to read, a start looks no name up.
+    fs::remove_file(file(&folder, 3)).unwrap();
+    drop(Rig::new(&folder));
+    flip_names(&folder);
     let rig = Rig::new(&folder);
     let lost: Vec<u64> = (0..26).filter(|number| !rig.tier.contains(name(*number))).collect();
     assert!(!lost.is_empty() && 0 < rig.stats().catalog_errors, "{:?}", rig.stats());
     drop(rig);
     let rig = Rig::new(&folder);
-    assert_eq!((rig.readable(0..BLOCKS).len(), rig.stats().catalog_errors), (30, 0));
+    assert_eq!((rig.readable(0..BLOCKS).len(), rig.stats().catalog_errors), (26, 0));
 }
 
 #[test]
@@ -214,4 +233,42 @@ fn a_rebuilt_catalog_is_that_of_the_segments_and_is_trusted() {
     let running = Rig::new(&folder);
     assert!(Exclusive::lock(folder.path()).is_err(), "not beside a store");
     drop(running);
+}
+
+/// Files without any byte: who read one would find no segment.
+#[test]
+fn a_full_store_is_there_without_a_byte_read() {
+    const SEGMENTS: u64 = 1_000;
+    const RECORDS: u64 = 100;
+    let folder = Folder::new();
+    let config =
+        DiskConfig { bytes_max: 1 << 30, segment_bytes: 1 << 19, ..super::config(&folder) };
+    let identity = Identity::new([7; 32], &Numerics("cpu-exact-1".into())).unwrap();
+    let (catalog, _) = Catalog::open(&config.catalog(), identity.fingerprint()).unwrap();
+    for number in 1..=SEGMENTS {
+        let record = |at: u64| {
+            let page = u32::try_from(1 + at).unwrap();
+            let (segment, bytes, checksum, exact) = (number, 37, 0, true);
+            let entry =
+                Entry { segment, page, bytes, checksum, exact, written_unix_seconds: 0, tenant: 0 };
+            Record { name: name(number * RECORDS + at), entry }
+        };
+        let bytes = (RECORDS + 6) * 4_096;
+        let contents = SegmentContents {
+            number,
+            state: SegmentState::Sealed,
+            bytes,
+            changed_unix_seconds: 0,
+            records: (0..RECORDS).map(record).collect(),
+        };
+        catalog.load_segment(&contents).unwrap();
+        fs::File::create(file(&folder, number)).unwrap().set_len(bytes).unwrap();
+    }
+    drop(catalog);
+    let rig = Rig::with(&config);
+    let stats = rig.stats();
+    assert_eq!((stats.objects_held, stats.segments), (SEGMENTS * RECORDS, SEGMENTS));
+    assert_eq!((stats.segments_foreign, stats.lost_bytes), (0, 0));
+    assert!(rig.tier.contains(name(SEGMENTS * RECORDS)));
+    assert_eq!(rig.read(SEGMENTS * RECORDS), Err(DiskReadError::Corrupt), "a hole is no block");
 }

@@ -341,7 +341,7 @@ fn catalog(stats: &DiskStats, text: &mut String) {
         text,
         &[(
             "kvasir_kvstore_catalog_errors_total",
-            "Lookups and changes that the catalog refused; the blocks are misses",
+            "What the catalog did not answer; lookups are misses",
             stats.catalog_errors,
         )],
     );
