@@ -251,9 +251,7 @@ fn a_running_store_is_looked_at_and_not_changed() {
     store.write(0..20);
     assert_eq!(lines(&kv("ls", folder.path(), &[])).len(), 3);
     assert_eq!(kv("fsck", folder.path(), &["--mib-per-s", "1000"]).status.code(), Some(0));
-    for (command, rest) in
-        [("evict", &["--all"][..]), ("fsck", &["--repair"]), ("rebuild", &[])]
-    {
+    for (command, rest) in [("evict", &["--all"][..]), ("fsck", &["--repair"]), ("rebuild", &[])] {
         let output = kv(command, folder.path(), rest);
         let errors = errors_of(&output);
         assert_eq!((output.status.code(), errors.lines().count()), (Some(1), 1), "{errors}");
