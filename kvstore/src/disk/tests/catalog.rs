@@ -241,8 +241,7 @@ fn a_full_store_is_there_without_a_byte_read() {
     const SEGMENTS: u64 = 1_000;
     const RECORDS: u64 = 100;
     let folder = Folder::new();
-    let config =
-        DiskConfig { bytes_max: 1 << 30, segment_bytes: 1 << 19, ..super::config(&folder) };
+    let config = DiskConfig { bytes_max: 1 << 30, segment_bytes: 1 << 19, ..config(&folder) };
     let identity = Identity::new([7; 32], &Numerics("cpu-exact-1".into())).unwrap();
     let (catalog, _) = Catalog::open(&config.catalog(), identity.fingerprint()).unwrap();
     for number in 1..=SEGMENTS {
