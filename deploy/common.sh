@@ -1,6 +1,6 @@
 # Sourced by the scripts in this folder; does nothing by itself.
 #
-# A fresh machine has Rust with rustup or a distribution's toolchain, a C compiler, python3 and git. Whatever else a script
+# A fresh machine has Rust with rustup or a distribution's toolchain, C and C++ compilers, python3 and git. Whatever else a script
 # needs is installed here, or its absence is one clear line.
 
 # fail TEXT: one line on standard error, exit 1.
@@ -18,6 +18,20 @@ need_rust() {
   have=$(rustc --version | awk '{print $2}')
   printf '%s\n' 1.95.0 "${have%%-*}" | sort -CV || fail "rustc $have is too old; run 'rustup update' to get 1.95 or later"
   command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || install_package gcc
+}
+
+# RocksDB, the catalog of the disk tier, is C++ and is built with the first build; its bindings are made by libclang.
+need_libclang() {
+  command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || install_package g++
+  [ -n "${LIBCLANG_PATH:-}" ] && return
+  # The library, and the headers that belong to it: some packages have the one without the others.
+  if compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' || compgen -G '/usr/lib*/libclang*.so*' ||
+    compgen -G '/usr/lib/*/libclang*.so*'; then
+    if compgen -G '/usr/lib*/llvm-*/lib/clang/*/include/stddef.h' || compgen -G '/usr/lib*/clang/*/include/stddef.h'; then
+      return
+    fi
+  fi >/dev/null
+  install_package libclang-dev
 }
 
 # install_package NAME: by the system's package manager; only Debian's is known here.

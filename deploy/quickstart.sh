@@ -5,6 +5,7 @@ cd "$(dirname "$0")/.."
 . deploy/common.sh
 
 need_rust
-printf 'building kvasir (some minutes the first time)\n' >&2
+need_libclang
+printf 'building kvasir (ten minutes or more the first time, most of it RocksDB)\n' >&2
 cargo build --release --package kvasir
 exec "${CARGO_TARGET_DIR:-target}/release/kvasir" demo "$@"

@@ -20,6 +20,7 @@ stage() {
 
 install() {
   need_rust
+  need_libclang
   need_component fmt rustfmt
   need_component clippy
   need_nextest

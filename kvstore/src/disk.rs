@@ -1,22 +1,20 @@
 //! The disk tier: blocks in append-only segment files, behind the host tier.
 //!
 //! Blocks are queued for writing without waiting and written by one thread; reads are queued and done by a few. The index
-//! of names lies in memory and is rebuilt from the files at every start. Window objects never come here.
+//! of names lies on disk too, in the [`catalog`], and is made anew from the files when it is missing or damaged. Window
+//! objects never come here.
 //!
 //! The drive is read and written past the page cache and several transfers at a time, where the system has that
 //! (`disk/io.rs`). What a read would take now is known ([`DiskLoad`]), so that a slow drive makes misses, not waits.
-//!
-//! What it is not: there is no index on disk yet; the files ([`format`]) are made for it.
 //!
 //! Invariants: a name is written once as long as its copy is found; a read returns the bytes that were sealed under the
 //! name or an error, whatever happened to the files; a crash costs at most what was not synced; all files together stay
 //! below `bytes_max`; what was admitted stays for its retention (`disk/retention.rs`); one process has the folder; every
 //! queue is bounded and full means dropped and counted.
 //!
-//! Start reading at [`format`], then `disk/writer.rs`, then `disk/retention.rs`.
+//! Start reading at [`format`], then `disk/writer.rs`, `disk/index.rs` and `disk/retention.rs`.
 
 mod append;
-#[cfg(feature = "rocksdb")]
 pub mod catalog;
 mod check;
 mod config;
@@ -25,6 +23,7 @@ mod index;
 pub(crate) mod io;
 mod load;
 mod pace;
+mod queue;
 mod reader;
 mod recover;
 mod retention;
@@ -59,11 +58,13 @@ pub(crate) use reader::{DiskRead, DiskReadDone};
 
 use crate::pool::SealedSlot;
 use format::{Identity, record_bytes};
-use index::{Candidate, QueueBounds, Refused, State};
+use index::Index;
 use io::{Drive, SystemDrive};
 use load::Load;
+use queue::{Candidate, Queue, QueueBounds, Refused};
 use reader::Job;
-use retention::{Retention, Reuse};
+use recover::{Recovered, StartReport};
+use retention::{Limits, Retention, Reuse};
 use stats::{Counters, WriteDrop};
 use writer::{Command, Queued, Writer};
 
@@ -103,10 +104,12 @@ pub struct DiskTier {
 struct Shared {
     config: DiskConfig,
     identity: Identity,
+    limits: Limits,
     block_bytes: u32,
     clock: Arc<dyn Clock>,
     drive: Arc<dyn Drive>,
-    state: Mutex<State>,
+    index: Index,
+    queue: Mutex<Queue>,
     /// Of reads that wait or are under way.
     load: Mutex<Load>,
     counters: Counters,
@@ -130,8 +133,8 @@ pub(crate) enum Taken {
 }
 
 impl DiskTier {
-    /// Locks the folder, rebuilds the index and starts the threads. Blocks: reads one table per sealed segment and the
-    /// whole last one.
+    /// Locks the folder, brings the catalog in step with the segments and starts the threads. Blocks: reads the last
+    /// segment, and one table for each that the catalog does not know.
     ///
     /// # Errors
     /// When a setting is out of its range, another store has the folder, it cannot be read or written, or there is no
@@ -150,29 +153,30 @@ impl DiskTier {
         let numerics = DiskError::Numerics { found: wiring.numerics.0.len() };
         let identity = Identity::new(wiring.layout, &wiring.numerics).ok_or(numerics)?;
         let block_bytes = u32::try_from(wiring.block_bytes).expect("the check refuses more");
-        let retention = Retention::new(config.limits(block_bytes)?);
+        let limits = config.limits(block_bytes)?;
         let lock = lock(&config.folder)?;
         let counters = Counters::default();
-        let recovered = recover::recover(config, identity, retention, &counters)?;
+        let Recovered { index, active, number_next, report } =
+            recover::recover(config, identity, &*wiring.clock, &counters)?;
         let shared = Arc::new(Shared {
             config: config.clone(),
             identity,
+            limits,
             block_bytes,
             clock: wiring.clock,
             drive: drive(&config.folder),
-            state: Mutex::new(recovered.state),
+            index,
+            queue: Mutex::new(Queue::new(Retention::new(limits))),
             load: Mutex::new(Load::new()),
             counters,
             drain_until: AtomicU64::new(u64::MAX),
             closing: AtomicBool::new(false),
             _lock: lock,
         });
-        let spared = recovered.active.as_ref().map(segment::OpenSegment::number);
+        let spared = active.as_ref().map(segment::OpenSegment::number);
         // Room for the rest of the segment that is written on.
-        let rest = recovered
-            .active
-            .as_ref()
-            .map_or(0, |active| config.segment_bytes.saturating_sub(active.bytes()));
+        let rest =
+            active.as_ref().map_or(0, |active| config.segment_bytes.saturating_sub(active.bytes()));
         let bytes_max = config.bytes_max.saturating_sub(rest);
         shared.expire().and_then(|()| shared.shrink(bytes_max, spared)).map_err(|source| {
             DiskError::File {
@@ -181,13 +185,12 @@ impl DiskTier {
                 source,
             }
         })?;
-        shared.state.lock().restart_budget(shared.clock.unix_seconds());
+        shared.restart_budget();
         let (alive, ended) = bounded(0);
         // One place per queued block, and some for those who wait for a flush.
         let (writes, commands) = bounded(config.queue_objects_max + 16);
         let (reads, jobs) = bounded(config.reads_max);
-        let writer =
-            Writer::new(Arc::clone(&shared), commands, recovered.active, recovered.number_next);
+        let writer = Writer::new(Arc::clone(&shared), commands, active, number_next);
         let mut tier = Self {
             shared,
             writes: Some(writes),
@@ -197,11 +200,7 @@ impl DiskTier {
             threads: Vec::with_capacity(config.readers + 2),
         };
         tier.spawn_all(alive, writer, &jobs)?;
-        let stats = tier.stats();
-        tracing::info!(
-            folder = %config.folder.display(), blocks = stats.objects_held, segments = stats.segments,
-            lost_bytes = stats.lost_bytes, io = stats.io.as_str(), "disk tier started"
-        );
+        tier.tell_start(&report);
         Ok(tier)
     }
 
@@ -214,7 +213,13 @@ impl DiskTier {
     /// Whether the block can be read from disk now; not durable for sure. The answer may be outdated at once.
     #[must_use]
     pub fn contains(&self, name: BlockName) -> bool {
-        self.shared.state.lock().find(name).is_some()
+        self.shared.index.find(name).is_some()
+    }
+
+    /// The same for many blocks at once, in their order.
+    #[must_use]
+    pub fn contains_all(&self, names: &[BlockName]) -> Vec<bool> {
+        self.shared.index.find_all(names).iter().map(Option::is_some).collect()
     }
 
     /// Whether all threads still run. Without them a broken invariant ended the tier, which only a new process makes good.
@@ -226,8 +231,9 @@ impl DiskTier {
     /// What the tier holds and did since it started.
     #[must_use]
     pub fn stats(&self) -> DiskStats {
-        let Shared { config, counters, state, clock, .. } = &*self.shared;
-        let stats = counters.snapshot(&state.lock(), config.bytes_max, clock.unix_seconds());
+        let Shared { config, counters, queue, index, clock, .. } = &*self.shared;
+        let sizes = index.sizes();
+        let stats = counters.snapshot(&queue.lock(), index, &sizes, config, clock.unix_seconds());
         DiskStats { io: self.shared.drive.io(), load: self.load(), ..stats }
     }
 
@@ -243,17 +249,19 @@ impl DiskTier {
         record_bytes(self.shared.block_bytes)
     }
 
-    /// How the set of blocks on disk changed since the last call; after the start, what was found. For one consumer.
-    /// Only the net change is kept, so its memory is bounded by what fits the drive. See [`crate::Pool::drain_changes`].
+    /// How the set of durable blocks on disk changed since the last call; after the start, what was found, 65,536 blocks a
+    /// call or some more. For one consumer. Only the net change is kept, so its memory is bounded by what fits the drive.
+    /// Blocks for the catalog. See [`crate::Pool::drain_changes`].
     #[must_use = "changes are reported once"]
     pub fn drain_changes(&self) -> Vec<CacheChange> {
-        self.shared.state.lock().drain_changes()
+        self.shared.index.drain_changes()
     }
 
-    /// The same as a fresh start: `Cleared` and everything on disk.
+    /// The same as a fresh start: `Cleared` and the first blocks on disk; the calls of [`DiskTier::drain_changes`] that
+    /// follow report the others.
     #[must_use = "changes are reported once"]
     pub fn resync_changes(&self) -> Vec<CacheChange> {
-        self.shared.state.lock().resync_changes()
+        self.shared.index.resync_changes()
     }
 
     /// Writes what was queued before and makes it durable, and says whether that worked; blocks dropped by an error are
@@ -272,22 +280,26 @@ impl DiskTier {
     /// written any more. Blocks while files are removed.
     #[must_use = "the number of evicted blocks is the only report of what happened"]
     pub fn evict_all(&self) -> usize {
-        let numbers: Vec<u64> = {
-            let mut state = self.shared.state.lock();
-            state.epoch += 1;
-            state.segments().keys().copied().collect()
+        let segments = {
+            let mut queue = self.shared.queue.lock();
+            queue.epoch += 1;
+            self.shared.index.lose_all();
+            self.shared.index.catalog().segments()
         };
         let mut evicted = 0;
-        for number in numbers {
-            match self.shared.remove_file(number) {
-                Ok(()) => evicted += self.shared.state.lock().remove_segment(number),
+        for (number, _) in segments {
+            let removed = self.shared.remove_file(number);
+            let index = &self.shared.index;
+            let leave = || index.remove_segment(number, &mut |_| {}).map_err(writer::refused);
+            match removed.and_then(|()| leave()) {
+                Ok(objects) => evicted += objects,
                 Err(error) => {
                     self.shared.counters.write_error();
                     tracing::error!(number, %error, "cannot remove a segment; check the rights of the folder");
                 }
             }
         }
-        self.shared.state.lock().restart_budget(self.shared.clock.unix_seconds());
+        self.shared.restart_budget();
         evicted
     }
 
@@ -306,9 +318,12 @@ impl DiskTier {
     /// Of blocks that were found, those that [`DiskTier::keep`] would take: not on disk, or not for long. One answer per
     /// name.
     pub(crate) fn wants(&self, names: impl Iterator<Item = BlockName>) -> Vec<bool> {
+        let names: Vec<BlockName> = names.collect();
+        let held = self.shared.index.find_all(&names);
         let now = self.shared.clock.unix_seconds();
-        let state = self.shared.state.lock();
-        names.map(|name| state.wants(name, now)).collect()
+        let queue = self.shared.queue.lock();
+        let names = names.iter().zip(&held);
+        names.map(|(name, held)| queue.wants(*name, held.as_ref(), now)).collect()
     }
 
     fn queue(&self, block: SealedSlot, reuse: Reuse, waiting_max: usize) -> Taken {
@@ -320,11 +335,12 @@ impl DiskTier {
         };
         let now = self.shared.clock.now();
         let (name, bytes) = (source.key.name, source.bytes);
+        let held = self.shared.index.find(name);
         let epoch = {
-            let mut state = self.shared.state.lock();
+            let mut queue = self.shared.queue.lock();
             let unix_seconds = self.shared.clock.unix_seconds();
-            let candidate = Candidate { name, bytes, reuse, unix_seconds };
-            state.admit(candidate, bounds, now).map(|()| state.epoch)
+            let candidate = Candidate { name, bytes, reuse, unix_seconds, held };
+            queue.admit(candidate, bounds, now).map(|()| queue.epoch)
         };
         let counters = &self.shared.counters;
         let dropped = |reason| {
@@ -346,7 +362,7 @@ impl DiskTier {
         };
         if writes.try_send(Command::Write(Queued { block, epoch })).is_err() {
             // Callers of flush took the places, or the thread died.
-            self.shared.state.lock().leave_queue(name, bytes);
+            self.shared.queue.lock().leave(name, bytes);
             return dropped(WriteDrop::Queue);
         }
         Taken::Queued
@@ -364,6 +380,17 @@ impl DiskTier {
             self.shared.load.lock().leave(1, bytes);
             refused.into_inner().read
         })
+    }
+
+    fn tell_start(&self, report: &StartReport) {
+        let StartReport { catalog, trusted, loaded, dropped, took } = report;
+        let stats = self.stats();
+        tracing::info!(
+            folder = %self.config().folder.display(), blocks = stats.objects_held,
+            segments = stats.segments, %catalog, trusted, loaded, dropped,
+            took_ms = took.as_millis(), lost_bytes = stats.lost_bytes, io = stats.io.as_str(),
+            "disk tier started"
+        );
     }
 
     /// Takes `alive` by value: it must be gone when a thread was refused and the tier drops.
@@ -426,6 +453,20 @@ impl Drop for DiskTier {
                 tracing::error!("a thread of the disk tier died, see the message above");
             }
         }
+        // The threads had the only other handles.
+        if let Some(shared) = Arc::get_mut(&mut self.shared)
+            && let Err(error) = shared.index.close()
+        {
+            tracing::warn!(%error, "the catalog was not closed; the next start takes longer");
+        }
+    }
+}
+
+impl Shared {
+    /// Fills the budget anew from what is on disk.
+    fn restart_budget(&self) {
+        let written = self.index.records();
+        self.queue.lock().retention.restart(written, self.clock.unix_seconds());
     }
 }
 

@@ -310,8 +310,8 @@ impl HostTier {
         changes
     }
 
-    /// The changes as a fresh start: `Cleared`, which speaks for both tiers, then what each holds. See
-    /// [`Pool::resync_changes`].
+    /// The changes as a fresh start: `Cleared`, which speaks for both tiers, then what each holds. A full disk is told over
+    /// the calls of [`HostTier::drain_changes`] that follow. See [`Pool::resync_changes`] and [`DiskTier::resync_changes`].
     #[must_use = "changes are reported once"]
     pub fn resync_changes(&self) -> Vec<CacheChange> {
         let mut changes = self.pools.blocks.resync_changes();

@@ -29,7 +29,6 @@ mod proofs;
 mod testing;
 
 pub use block_checks::check_names;
-#[cfg(feature = "rocksdb")]
 pub use disk::catalog;
 pub use disk::{
     DiskConfig, DiskError, DiskIo, DiskLoad, DiskStats, DiskTier, DiskWiring, PlanError,

@@ -46,6 +46,7 @@ use rocksdb::{ColumnFamily, DB, ErrorKind, FlushOptions, WriteOptions};
 use shared::BlockName;
 
 pub use audit::CatalogAudit;
+pub(super) use config::{CACHE_BYTES, WRITE_BUFFER_BYTES};
 pub use config::{CatalogConfig, CatalogError};
 pub use load::SegmentContents;
 pub use plan::{SegmentFile, StartPlan};
@@ -83,6 +84,15 @@ pub enum RebuildReason {
     Unreadable(String),
 }
 
+/// What lies in a folder.
+#[derive(Debug)]
+pub enum Existing {
+    /// A catalog, and the identity that it was made for.
+    Ready(Catalog, [u8; 32]),
+    /// None that could be used; [`Catalog::open`] would make it anew.
+    Unusable(RebuildReason),
+}
+
 /// Bytes that a catalog takes, as RocksDB counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CatalogSizes {
@@ -118,6 +128,16 @@ struct Held {
     file_bytes: u64,
 }
 
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Clean => f.write_str("clean"),
+            Self::Crashed => f.write_str("as a crash left it"),
+            Self::Rebuild(reason) => write!(f, "{reason}"),
+        }
+    }
+}
+
 impl Catalog {
     /// Opens the catalog of an `identity` (a hash of whatever the segments' bytes depend on), or makes an empty one.
     /// Blocks: reads the segment table, and after a crash at most half a write buffer of log. One process at a time may
@@ -127,8 +147,12 @@ impl Catalog {
     /// When a setting is out of its range, or the folder cannot be read or written or is in use.
     pub fn open(config: &CatalogConfig, identity: [u8; 32]) -> Result<(Self, Found), CatalogError> {
         config.check()?;
-        let reason = match Self::open_existing(config, &identity)? {
-            Existing::Ready(catalog, found) => return Ok((catalog, found)),
+        let reason = match Self::open_existing(config, Access::Write)? {
+            Existing::Ready(catalog, its_identity) if its_identity == identity => {
+                let found = catalog.begin()?;
+                return Ok((catalog, found));
+            }
+            Existing::Ready(..) => RebuildReason::Foreign,
             Existing::Unusable(reason) => reason,
         };
         let options = config::database_options(config);
@@ -137,11 +161,21 @@ impl Catalog {
             .map_err(|source| CatalogError::Folder { path: config.folder.clone(), source })?;
         DB::destroy(&options, &config.folder)
             .map_err(|source| database("remove the old database", source))?;
-        let catalog = Self::new(config)?;
+        let catalog = Self::new(config, Access::Write)?;
         // Without this row the next start begins again.
         let written = catalog.db.put_opt(KEY_FORMAT, rows::format_row(&identity), &synced());
         written.map_err(|source| database("write what it is for", source))?;
         Ok((catalog, Found::Rebuild(reason)))
+    }
+
+    /// Opens a catalog that nobody writes, for reading alone: every change is refused. Blocks like [`Catalog::open`], and
+    /// changes nothing on the drive.
+    ///
+    /// # Errors
+    /// When a setting is out of its range, or the folder cannot be read.
+    pub fn open_read_only(config: &CatalogConfig) -> Result<Existing, CatalogError> {
+        config.check()?;
+        Self::open_existing(config, Access::Read)
     }
 
     /// Where the copy of a name lies, as far as the catalog knows. Waits for no change. Reads at most some pages.
@@ -203,6 +237,14 @@ impl Catalog {
         self.held.lock().segments.iter().map(|(number, segment)| (*number, *segment)).collect()
     }
 
+    /// How many segments are listed, and how many of them are foreign.
+    #[must_use]
+    pub fn segment_counts(&self) -> (usize, usize) {
+        let held = self.held.lock();
+        let foreign = held.segments.values().filter(|row| row.state == SegmentState::Foreign);
+        (held.segments.len(), foreign.count())
+    }
+
     /// What a start has to do, given all segment files that there are. Touches nothing.
     #[must_use]
     pub fn plan_start(&self, files: &[SegmentFile]) -> StartPlan {
@@ -234,8 +276,12 @@ impl Catalog {
     ///
     /// # Errors
     /// When the drive refuses.
-    pub fn close(self) -> Result<(), CatalogError> {
-        let _writing = self.writing.lock();
+    pub fn close(mut self) -> Result<(), CatalogError> {
+        self.finish()
+    }
+
+    /// [`Catalog::close`] for an owner that cannot give it away. Nothing may be changed behind it.
+    pub(super) fn finish(&mut self) -> Result<(), CatalogError> {
         let families = [NAMES, PLACES, SMALL].map(|name| self.family(name));
         let refused = |source| database("close", source);
         self.db.flush_cfs_opt(&families, &FlushOptions::default()).map_err(refused)?;
@@ -269,14 +315,11 @@ impl Catalog {
         })
     }
 
-    fn open_existing(
-        config: &CatalogConfig,
-        identity: &[u8; 32],
-    ) -> Result<Existing, CatalogError> {
+    fn open_existing(config: &CatalogConfig, access: Access) -> Result<Existing, CatalogError> {
         if !config.folder.join("CURRENT").is_file() {
             return Ok(Existing::Unusable(RebuildReason::Missing));
         }
-        let catalog = match Self::new(config) {
+        let catalog = match Self::new(config, access) {
             Ok(catalog) => catalog,
             Err(CatalogError::Database { source, .. }) if is_unusable(&source) => {
                 let reason = RebuildReason::Unreadable(source.into_string());
@@ -285,36 +328,47 @@ impl Catalog {
             Err(error) => return Err(error),
         };
         let unusable = |reason| Ok(Existing::Unusable(reason));
-        let row = |key: &[u8]| {
-            catalog.db.get(key).map_err(|source| database("read what the catalog is", source))
-        };
-        match row(KEY_FORMAT) {
-            Ok(Some(format)) if format == rows::format_row(identity) => {}
-            Ok(Some(_)) => return unusable(RebuildReason::Foreign),
+        let identity = match catalog.row(KEY_FORMAT) {
+            Ok(Some(format)) => match rows::identity_of(&format) {
+                Some(identity) => identity,
+                None => return unusable(RebuildReason::Foreign),
+            },
             Ok(None) => return unusable(RebuildReason::Damaged),
             Err(error) => return unusable(RebuildReason::Unreadable(error.to_string())),
-        }
-        if row(KEY_DAMAGED)?.is_some() {
+        };
+        if catalog.row(KEY_DAMAGED)?.is_some() {
             return unusable(RebuildReason::Damaged);
         }
         match catalog.read_held() {
             Ok(held) => *catalog.held.lock() = held,
             Err(error) => return unusable(RebuildReason::Unreadable(error.to_string())),
         }
-        let clean = row(KEY_CLEAN)?.is_some();
-        if clean {
-            let deleted = catalog.db.delete_opt(KEY_CLEAN, &synced());
-            deleted.map_err(|source| database("begin writing", source))?;
-        }
-        Ok(Existing::Ready(catalog, if clean { Found::Clean } else { Found::Crashed }))
+        Ok(Existing::Ready(catalog, identity))
     }
 
-    fn new(config: &CatalogConfig) -> Result<Self, CatalogError> {
+    /// Takes the mark of a clean end away, and says whether it was there.
+    fn begin(&self) -> Result<Found, CatalogError> {
+        if self.row(KEY_CLEAN)?.is_none() {
+            return Ok(Found::Crashed);
+        }
+        let deleted = self.db.delete_opt(KEY_CLEAN, &synced());
+        deleted.map_err(|source| database("begin writing", source))?;
+        Ok(Found::Clean)
+    }
+
+    fn row(&self, key: &[u8]) -> Result<Option<Vec<u8>>, CatalogError> {
+        self.db.get(key).map_err(|source| database("read what the catalog is", source))
+    }
+
+    fn new(config: &CatalogConfig, access: Access) -> Result<Self, CatalogError> {
         let options = config::database_options(config);
-        let db = DB::open_cf_descriptors(&options, &config.folder, config::families(config))
-            .map_err(|source| database("open the database", source))?;
+        let (folder, families) = (&config.folder, config::families(config));
+        let db = match access {
+            Access::Write => DB::open_cf_descriptors(&options, folder, families),
+            Access::Read => DB::open_cf_descriptors_read_only(&options, folder, families, false),
+        };
         Ok(Self {
-            db,
+            db: db.map_err(|source| database("open the database", source))?,
             writing: Mutex::new(()),
             held: Mutex::new(Held::default()),
             write_options: WriteOptions::default(),
@@ -369,10 +423,11 @@ impl fmt::Debug for Catalog {
     }
 }
 
-/// What lies in a folder.
-enum Existing {
-    Ready(Catalog, Found),
-    Unusable(RebuildReason),
+/// What a database is opened for.
+#[derive(Clone, Copy, Debug)]
+enum Access {
+    Write,
+    Read,
 }
 
 fn database(what: &'static str, source: rocksdb::Error) -> CatalogError {

@@ -68,6 +68,14 @@ impl Identity {
         self.layout
     }
 
+    /// A hash of all of it: what a catalog is made for.
+    pub(crate) fn fingerprint(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("kvasir 2026 segment identity 1");
+        hasher.update(&self.layout);
+        hasher.update(&self.numerics);
+        *hasher.finalize().as_bytes()
+    }
+
     /// The numerics without their padding; what is no UTF-8 is shown as such.
     pub(crate) fn numerics(&self) -> Numerics {
         let text = String::from_utf8_lossy(&self.numerics);

@@ -1,333 +1,258 @@
-//! What the disk tier's mutex guards: which name lies where, which segments there are, what waits to be written. Nothing
-//! here locks, waits or touches a file.
+//! Which name lies where, as the threads of the tier see it: the catalog, and in front of it what is written but not durable.
+//!
+//! A block is entered into the catalog when its record is durable, in batches of one sync. Until then its place is held in
+//! memory, so that it can be read at once; a crash loses it, and nobody was told of it.
+//!
+//! A catalog that cannot be read makes blocks misses, which are counted. Nothing here reads segment files; calls that
+//! look up or change block for the catalog's database.
 
-use std::collections::hash_map::Entry as Place;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod changes;
 
-use shared::{BlockName, CacheChange, Tier, Timestamp};
+use std::collections::HashMap;
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
+use shared::{BlockName, CacheChange};
+
+use super::catalog::{
+    Catalog, CatalogError, CatalogSizes, Entry, Record, SegmentSeal, SegmentState,
+};
 use super::format::{RecordHeader, wide};
-use super::retention::{Retention, Reuse};
+use super::retention::Limits;
+use changes::Changes;
 
-/// Where the copy of a block lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) segment: u64,
-    pub(super) page: u32,
-    pub(super) bytes: u32,
-    pub(super) checksum: u32,
-    pub(super) written_unix_seconds: u64,
-    pub(super) exact: bool,
-}
+/// Blocks that may be written and not be durable: 467 MB of Flash blocks, more than a segment has.
+pub(super) const UNSYNCED_MAX: usize = 4_096;
+/// Blocks that are entered into the catalog at once.
+const BATCH_MAX: usize = 1_024;
 
 impl From<&RecordHeader> for Entry {
+    /// Records do not say whose bytes they are.
     fn from(record: &RecordHeader) -> Self {
         Self {
             segment: record.segment,
             page: record.page,
             bytes: record.bytes,
             checksum: record.checksum,
-            written_unix_seconds: record.written_unix_seconds,
             exact: record.exact,
+            written_unix_seconds: record.written_unix_seconds,
+            tenant: 0,
         }
     }
 }
 
-/// A segment file.
-#[derive(Debug, Default)]
-pub(super) struct Segment {
-    /// Its size.
-    pub(super) bytes: u64,
-    /// What was written to it; the index says whether it still is the copy that counts.
-    pub(super) names: Vec<BlockName>,
-    /// When it was last written to; when it was made, as long as it is empty.
-    pub(super) newest_unix_seconds: u64,
-    /// Of another layout, numerics or version: its names are unknown, its bytes count.
-    pub(super) foreign: bool,
+impl From<&RecordHeader> for Record {
+    fn from(record: &RecordHeader) -> Self {
+        Self { name: record.name, entry: Entry::from(record) }
+    }
 }
 
-/// Why a block was not queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
-    /// On disk for a while, or waiting for it.
-    Known,
-    /// The write budget has nothing left for it.
-    Budget,
-    /// The queue is full.
-    Full,
-    /// Writing is suspended after an error.
-    Suspended,
-}
-
-/// A block that wants to be written.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate {
-    pub(super) name: BlockName,
-    pub(super) bytes: u32,
-    pub(super) reuse: Reuse,
-    pub(super) unix_seconds: u64,
-}
-
-/// How much may wait.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct QueueBounds {
-    pub(super) objects: usize,
-    pub(super) bytes: u64,
-}
-
-/// The whole state. Bounded by the bytes on disk (at least a page per entry) and by the queue.
+/// The index. Its memory is that of the catalog, [`UNSYNCED_MAX`] places, and what of the changes nobody asked for yet.
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) retention: Retention,
-    entries: HashMap<BlockName, Entry>,
-    segments: BTreeMap<u64, Segment>,
-    changes: Changes,
-    queued: HashSet<BlockName>,
-    queued_bytes: u64,
-    /// Payload bytes of all entries.
-    payload_bytes: u64,
-    /// Bytes of all segments.
-    file_bytes: u64,
-    /// Raised when everything is evicted: what was queued before is not written any more.
-    pub(super) epoch: u64,
-    /// Until when nothing is queued, after an error.
-    pub(super) suspended_until: Option<Timestamp>,
+pub(super) struct Index {
+    catalog: Catalog,
+    /// Written, not entered yet.
+    unsynced: Mutex<HashMap<BlockName, Entry>>,
+    /// Held over every change of the catalog's names, so that what is reported is in the order in which it happened.
+    changes: Mutex<Changes>,
+    errors: AtomicU64,
 }
 
-impl State {
-    pub(super) fn new(retention: Retention) -> Self {
+impl Index {
+    pub(super) fn new(catalog: Catalog) -> Self {
         Self {
-            retention,
-            entries: HashMap::new(),
-            segments: BTreeMap::new(),
-            changes: Changes::default(),
-            queued: HashSet::new(),
-            queued_bytes: 0,
-            payload_bytes: 0,
-            file_bytes: 0,
-            epoch: 0,
-            suspended_until: None,
+            catalog,
+            unsynced: Mutex::new(HashMap::new()),
+            changes: Mutex::new(Changes::new()),
+            errors: AtomicU64::new(0),
         }
     }
 
+    /// Where the copy of a name lies; None also when the catalog cannot say.
     pub(super) fn find(&self, name: BlockName) -> Option<Entry> {
-        self.entries.get(&name).copied()
+        // In this order: what leaves the one is in the other already.
+        let unsynced = self.unsynced.lock().get(&name).copied();
+        unsynced.or_else(|| self.catalog.find(name).unwrap_or_else(|_| self.failed(None)))
     }
 
-    pub(super) fn objects(&self) -> u64 {
-        wide(self.entries.len())
-    }
-
-    pub(super) fn payload_bytes(&self) -> u64 {
-        self.payload_bytes
-    }
-
-    pub(super) fn file_bytes(&self) -> u64 {
-        self.file_bytes
-    }
-
-    pub(super) fn segments(&self) -> &BTreeMap<u64, Segment> {
-        &self.segments
-    }
-
-    /// Objects and payload bytes that wait to be written.
-    pub(super) fn queue(&self) -> (usize, u64) {
-        (self.queued.len(), self.queued_bytes)
-    }
-
-    /// Whether a block that is expected to be used again lacks a copy on disk that lasts.
-    pub(super) fn wants(&self, name: BlockName, unix_seconds: u64) -> bool {
-        let lasts = self.entries.get(&name).is_some_and(|entry| {
-            !self.retention.limits().is_ending(entry.written_unix_seconds, unix_seconds)
-        });
-        !lasts && !self.queued.contains(&name)
-    }
-
-    /// Takes a place in the queue.
-    pub(super) fn admit(
-        &mut self,
-        candidate: Candidate,
-        bounds: QueueBounds,
-        now: Timestamp,
-    ) -> Result<(), Refused> {
-        let Candidate { name, bytes, reuse, unix_seconds } = candidate;
-        let held = reuse == Reuse::Unknown && self.entries.contains_key(&name);
-        if held || !self.wants(name, unix_seconds) {
-            return Err(Refused::Known);
+    /// The same for many names at once, in their order.
+    pub(super) fn find_all(&self, names: &[BlockName]) -> Vec<Option<Entry>> {
+        if names.is_empty() {
+            return Vec::new();
         }
-        if self.suspended_until.is_some_and(|until| now < until) {
-            return Err(Refused::Suspended);
-        }
-        let bytes = u64::from(bytes);
-        if bounds.objects <= self.queued.len() || bounds.bytes < self.queued_bytes + bytes {
-            return Err(Refused::Full);
-        }
-        if !self.retention.admits(name, reuse, self.queued.len(), unix_seconds) {
-            return Err(Refused::Budget);
-        }
-        self.queued.insert(name);
-        self.queued_bytes += bytes;
-        Ok(())
-    }
-
-    /// Gives the place in the queue back.
-    pub(super) fn leave_queue(&mut self, name: BlockName, bytes: u32) {
-        if self.queued.remove(&name) {
-            self.queued_bytes -= u64::from(bytes);
-        }
-    }
-
-    pub(super) fn add_segment(&mut self, number: u64, segment: Segment) {
-        self.file_bytes += segment.bytes;
-        let before = self.segments.insert(number, segment);
-        assert!(before.is_none(), "a segment number is used once");
-    }
-
-    /// A segment's file has this size now.
-    pub(super) fn resize_segment(&mut self, number: u64, bytes: u64) {
-        if let Some(segment) = self.segments.get_mut(&number) {
-            self.file_bytes = self.file_bytes - segment.bytes + bytes;
-            segment.bytes = bytes;
-        }
-    }
-
-    /// Enters a record. A later copy of a name takes the place of an earlier one. False when the segment is gone.
-    pub(super) fn insert(&mut self, record: &RecordHeader) -> bool {
-        let Some(segment) = self.segments.get_mut(&record.segment) else {
-            return false;
+        let unsynced: Vec<Option<Entry>> = {
+            let unsynced = self.unsynced.lock();
+            names.iter().map(|name| unsynced.get(name).copied()).collect()
         };
-        segment.names.push(record.name);
-        segment.newest_unix_seconds = segment.newest_unix_seconds.max(record.written_unix_seconds);
-        let grown = record.end().saturating_sub(segment.bytes);
-        self.file_bytes += grown;
-        segment.bytes += grown;
-        self.payload_bytes += u64::from(record.bytes);
-        match self.entries.entry(record.name) {
-            Place::Occupied(mut place) => {
-                let before = place.insert(Entry::from(record));
-                self.payload_bytes -= u64::from(before.bytes);
-            }
-            Place::Vacant(place) => {
-                place.insert(Entry::from(record));
-                self.changes.stored(record.name);
-            }
-        }
-        true
+        let nothing = || vec![None; names.len()];
+        let entered = self.catalog.find_all(names).unwrap_or_else(|_| self.failed(nothing()));
+        unsynced.into_iter().zip(entered).map(|(first, second)| first.or(second)).collect()
     }
 
-    /// Takes exactly this copy out of the index: it failed a check or is gone. False when another one counts by now.
-    pub(super) fn forget(&mut self, name: BlockName, entry: &Entry) -> bool {
-        if self.entries.get(&name) != Some(entry) {
-            return false;
-        }
-        self.remove(name);
-        true
+    /// Counts what the catalog refused. What is damaged it has logged by itself.
+    fn failed<T>(&self, nothing: T) -> T {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        nothing
     }
 
-    /// Takes a segment and its names away, and says how many names that were.
-    pub(super) fn remove_segment(&mut self, number: u64) -> usize {
-        let Some(segment) = self.segments.remove(&number) else {
-            return 0;
+    /// Lookups and changes that the catalog refused.
+    pub(super) fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// What the catalog takes; zeros when its database does not say.
+    pub(super) fn sizes(&self) -> CatalogSizes {
+        self.catalog.sizes().unwrap_or_else(|_| self.failed(CatalogSizes::default()))
+    }
+
+    /// A record was written and is not durable yet.
+    pub(super) fn written(&self, record: &Record) {
+        self.unsynced.lock().insert(record.name, record.entry);
+    }
+
+    /// Records became durable: enters those that were not given up meanwhile. None of them is found after an error: the next
+    /// start reads their segment.
+    pub(super) fn enter(&self, records: &[Record]) -> Result<(), CatalogError> {
+        let entered = records.chunks(BATCH_MAX).try_for_each(|batch| self.enter_batch(batch));
+        // What was entered is in the catalog by now; the others are lost.
+        self.lose(records);
+        entered
+    }
+
+    fn enter_batch(&self, records: &[Record]) -> Result<(), CatalogError> {
+        let listed: Vec<Record> = {
+            let unsynced = self.unsynced.lock();
+            // Not the very copy: an older one of the same name is entered, too, so that all of its segment are.
+            let is_held = |record: &&Record| unsynced.contains_key(&record.name);
+            records.iter().filter(is_held).copied().collect()
         };
-        self.file_bytes -= segment.bytes;
-        let held = self.entries.len();
-        for name in segment.names {
-            if self.entries.get(&name).is_some_and(|entry| entry.segment == number) {
-                self.remove(name);
-            }
-        }
-        held - self.entries.len()
+        let mut changes = self.changes.lock();
+        self.catalog.insert(&listed).map(|inserted| changes.stored(&inserted.new))
     }
 
-    /// A segment whose retention is over. A write from the future counts as written now.
-    pub(super) fn expired(&mut self, unix_seconds: u64) -> Option<u64> {
-        for (number, segment) in &mut self.segments {
-            segment.newest_unix_seconds = segment.newest_unix_seconds.min(unix_seconds);
-            if self.retention.limits().is_over(segment.newest_unix_seconds, unix_seconds) {
-                return Some(*number);
+    /// Records are not to be found in memory any more.
+    pub(super) fn lose(&self, records: &[Record]) {
+        let mut unsynced = self.unsynced.lock();
+        for record in records {
+            if unsynced.get(&record.name) == Some(&record.entry) {
+                unsynced.remove(&record.name);
             }
         }
-        None
+    }
+
+    /// The same for all that is not durable.
+    pub(super) fn lose_all(&self) {
+        mem::take(&mut *self.unsynced.lock());
+    }
+
+    /// The seal of a segment is durable. One that lacks records in the catalog stays open there: the next start reads it.
+    pub(super) fn seal(&self, number: u64, seal: &SegmentSeal) -> Result<(), CatalogError> {
+        if self.catalog.seal_segment(number, seal)? {
+            return Ok(());
+        }
+        self.catalog.resize_segment(number, seal.bytes)
+    }
+
+    /// Takes exactly this copy out of the index: it failed a check or is gone. False when another one counts by now, or the
+    /// catalog refuses.
+    pub(super) fn forget(&self, name: BlockName, entry: &Entry) -> bool {
+        {
+            let mut unsynced = self.unsynced.lock();
+            if unsynced.get(&name) == Some(entry) {
+                unsynced.remove(&name);
+                return true;
+            }
+        }
+        let mut changes = self.changes.lock();
+        let forgotten = self.catalog.forget(name, entry).unwrap_or_else(|_| self.failed(false));
+        if forgotten {
+            changes.removed(name);
+        }
+        forgotten
+    }
+
+    /// Takes a segment and its names away, shows the copies that leave and says how many that were. Its file is gone.
+    pub(super) fn remove_segment(
+        &self,
+        number: u64,
+        leaving: &mut dyn FnMut(&Entry),
+    ) -> Result<usize, CatalogError> {
+        let mut changes = self.changes.lock();
+        let removed = self.catalog.remove_segment(number, &mut |records| {
+            for Record { name, entry } in records {
+                changes.removed(*name);
+                leaving(entry);
+            }
+        })?;
+        Ok(usize::try_from(removed).expect("as many were counted one by one"))
+    }
+
+    /// Segments whose retention is over, oldest first. A write from the future counts as written now, from now on.
+    pub(super) fn expired(&self, limits: &Limits, now: u64) -> Result<Vec<u64>, CatalogError> {
+        let mut expired = Vec::new();
+        for (number, segment) in self.catalog.segments() {
+            if now < segment.newest_unix_seconds {
+                self.catalog.age_segment(number, now)?;
+            } else if limits.is_over(segment.newest_unix_seconds, now) {
+                expired.push(number);
+            }
+        }
+        Ok(expired)
     }
 
     /// The oldest segment of another layout: it makes room for ours.
     pub(super) fn oldest_foreign(&self) -> Option<u64> {
-        let mut segments = self.segments.iter();
-        segments.find_map(|(number, segment)| segment.foreign.then_some(*number))
+        let mut segments = self.catalog.segments().into_iter();
+        segments.find_map(|(number, row)| (row.state == SegmentState::Foreign).then_some(number))
     }
 
-    /// Blocks that would leave with a segment before their retention is over.
-    pub(super) fn early_blocks(&self, number: u64, unix_seconds: u64) -> usize {
-        let names = self.segments.get(&number).map_or(&[][..], |segment| &segment.names);
-        let entries = names.iter().filter_map(|name| Some((name, self.entries.get(name)?)));
-        let early = entries.filter(|(_, entry)| {
-            let written = entry.written_unix_seconds;
-            entry.segment == number && !self.retention.limits().is_over(written, unix_seconds)
-        });
-        // A name can stand twice in a segment: its copy was damaged, or its retention short.
-        early.map(|(name, _)| *name).collect::<HashSet<_>>().len()
+    /// Records in each segment that has some, and the second of its newest write, oldest first.
+    pub(super) fn records(&self) -> impl Iterator<Item = (usize, u64)> {
+        let segments = self.catalog.segments().into_iter();
+        let ours = segments.filter(|(_, segment)| 0 < segment.records);
+        ours.map(|(_, segment)| {
+            let records = usize::try_from(segment.records).expect("16 GiB hold fewer records");
+            (records, segment.newest_unix_seconds)
+        })
     }
 
-    /// Fills the budget anew from what is on disk.
-    pub(super) fn restart_budget(&mut self, unix_seconds: u64) {
-        let ours = self.segments.values().filter(|segment| !segment.foreign);
-        let written = ours.map(|segment| (segment.names.len(), segment.newest_unix_seconds));
-        self.retention.restart(written, unix_seconds);
+    /// How the set of names changed since the last call. At most [`changes::REPORT_NAMES_MAX`] names that were never
+    /// reported come at a time.
+    pub(super) fn drain_changes(&self) -> Vec<CacheChange> {
+        let mut changes = self.changes.lock();
+        let drained = changes.drain(&self.catalog);
+        drained.unwrap_or_else(|_| self.failed(Vec::new()))
     }
 
-    pub(super) fn drain_changes(&mut self) -> Vec<CacheChange> {
-        self.changes.drain()
+    /// The same from the beginning.
+    pub(super) fn resync_changes(&self) -> Vec<CacheChange> {
+        let mut changes = self.changes.lock();
+        *changes = Changes::new();
+        let drained = changes.drain(&self.catalog);
+        let mut all = vec![CacheChange::Cleared];
+        all.extend(drained.unwrap_or_else(|_| self.failed(Vec::new())));
+        all
     }
 
-    pub(super) fn resync_changes(&mut self) -> Vec<CacheChange> {
-        self.changes = Changes::default();
-        let mut names: Vec<BlockName> = self.entries.keys().copied().collect();
-        names.sort_unstable();
-        let mut changes = vec![CacheChange::Cleared];
-        if !names.is_empty() {
-            changes.push(CacheChange::Stored { tier: Tier::Disk, names });
-        }
-        changes
+    /// Notes the clean end. Nothing changes any more.
+    pub(super) fn close(&mut self) -> Result<(), CatalogError> {
+        self.catalog.finish()
     }
 
-    fn remove(&mut self, name: BlockName) {
-        if let Some(entry) = self.entries.remove(&name) {
-            self.payload_bytes -= u64::from(entry.bytes);
-            self.changes.removed(name);
-        }
-    }
-}
-
-/// The net difference of the set of names to what was last reported: `stored` is a part of what is held, `removed` of
-/// what was reported before, so both are bounded by what fits the drive.
-#[derive(Debug, Default)]
-struct Changes {
-    stored: BTreeSet<BlockName>,
-    removed: BTreeSet<BlockName>,
-}
-
-impl Changes {
-    fn stored(&mut self, name: BlockName) {
-        if !self.removed.remove(&name) {
-            self.stored.insert(name);
-        }
+    /// Names that have a copy, and their payload bytes.
+    pub(super) fn held(&self) -> (u64, u64) {
+        let usage = self.catalog.usage();
+        (usage.objects, usage.payload_bytes)
     }
 
-    fn removed(&mut self, name: BlockName) {
-        if !self.stored.remove(&name) {
-            self.removed.insert(name);
-        }
-    }
-
-    fn drain(&mut self) -> Vec<CacheChange> {
-        let Self { stored, removed } = std::mem::take(self);
-        let (tier, mut changes) = (Tier::Disk, Vec::new());
-        if !removed.is_empty() {
-            changes.push(CacheChange::Removed { tier, names: removed.into_iter().collect() });
-        }
-        if !stored.is_empty() {
-            changes.push(CacheChange::Stored { tier, names: stored.into_iter().collect() });
-        }
-        changes
+    /// Segments, and those of other layouts among them.
+    pub(super) fn segments(&self) -> (u64, u64) {
+        let (all, foreign) = self.catalog.segment_counts();
+        (wide(all), wide(foreign))
     }
 }

@@ -14,8 +14,8 @@ use crossbeam_channel::{Receiver, Sender};
 use shared::{BlockName, Timestamp};
 
 use super::Shared;
+use super::catalog::Entry;
 use super::format::{PAGE, RECORD_HEADER_BYTES, RecordHeader, RecordKind, record_bytes, wide};
-use super::index::Entry;
 use super::io::{DEPTH, Transfers, Whole, open};
 use super::load::Served;
 use super::segment;
@@ -158,7 +158,7 @@ impl Reader<'_> {
 
     /// Looks up where the block lies.
     fn take(&mut self, job: Job) {
-        let entry = self.shared.state.lock().find(job.read.name);
+        let entry = self.shared.index.find(job.read.name);
         match entry {
             None => self.answer(job, None, Err(DiskReadError::Gone)),
             // A payload that does not fit a slot is as good as damaged: this tier holds blocks of one layout.
@@ -259,7 +259,7 @@ impl Reader<'_> {
                 shared.counters.read_at_age(now.saturating_sub(entry.written_unix_seconds));
             }
             (Some(entry), Err(error)) if error != DiskReadError::Unopened => {
-                if shared.state.lock().forget(name, &entry) && error != DiskReadError::Gone {
+                if shared.index.forget(name, &entry) && error != DiskReadError::Gone {
                     let (segment, page) = (entry.segment, entry.page);
                     tracing::warn!(%name, segment, page, %error, "a block on disk was given up");
                 }

@@ -1,107 +1,181 @@
-//! The start: the index is rebuilt from the segment files alone.
+//! The start: the catalog is compared with the segment files, and what it does not know is read from them.
 //!
-//! A sealed segment costs one read of its table. A segment without a seal is walked with its payloads; in the ordinary
-//! case that is the last one only, whose torn tail is cut off and which is then written on. Segments of another layout,
-//! other numerics or another version are left alone: an older program may come back for them. Their bytes count against
-//! the bound, and they leave by the age of their last change, earlier when ours need room. Files with other names are not
-//! looked at; one of ours that is shorter than a header was never begun and is removed.
+//! A sealed segment that the catalog knows costs one look at the length of its file. Others are read: the table of a
+//! sealed one, every record of one without a seal, payloads included. In the ordinary case that is the last one only,
+//! whose torn tail is cut off and which is then written on. A catalog that is missing, damaged or made for something else
+//! is empty now, so that all segments are read.
+//!
+//! Segments of another layout, other numerics or another version are left alone: an older program may come back for them.
+//! Their bytes count against the bound, and they leave by the age of their last change, earlier when ours need room. Files
+//! with other names are not looked at; one of ours that is shorter than a header was never begun and is removed.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
+use shared::Clock;
+
+use super::catalog::{
+    Catalog, Found, Record, SegmentContents, SegmentFile, SegmentState, StartPlan,
+};
 use super::config::{DiskConfig, DiskError};
 use super::format::{Identity, RecordHeader, SegmentHeader};
-use super::index::{Segment, State};
-use super::retention::Retention;
+use super::index::Index;
 use super::segment::{self, OpenSegment, Walk};
 use super::stats::Counters;
 
 /// What a start found.
 pub(super) struct Recovered {
-    pub(super) state: State,
+    pub(super) index: Index,
     /// The last segment, when it can be written on.
     pub(super) active: Option<OpenSegment>,
     /// Above the numbers of all files, also of those that are gone since.
     pub(super) number_next: u64,
+    pub(super) report: StartReport,
+}
+
+/// For the line that a start logs.
+#[derive(Debug)]
+pub(super) struct StartReport {
+    pub(super) catalog: Found,
+    /// Segments of which nothing was read.
+    pub(super) trusted: usize,
+    /// Segments that were read.
+    pub(super) loaded: usize,
+    /// Segments whose files are gone.
+    pub(super) dropped: usize,
+    pub(super) took: Duration,
 }
 
 /// One file.
-enum Loaded {
+pub(super) enum Loaded {
     /// It ends within its first page: the program was stopped while making it.
     Unborn,
     /// It is not to be read.
-    Foreign { reason: String, bytes: u64, changed_unix_seconds: u64 },
+    Foreign { reason: String, contents: SegmentContents },
     /// It is complete.
-    Sealed { records: Vec<RecordHeader>, bytes: u64 },
+    Sealed(SegmentContents),
     /// It has no seal.
     Open { file: File, walk: Walk, bytes: u64 },
 }
 
-/// Reads all segments of the folder. Nothing but the torn tail of the last one is changed.
+/// Brings the catalog in step with all segments of the folder. Nothing but the torn tail of the last one is changed.
 pub(super) fn recover(
     config: &DiskConfig,
     identity: Identity,
-    retention: Retention,
+    clock: &dyn Clock,
     counters: &Counters,
 ) -> Result<Recovered, DiskError> {
+    match attempt(config, identity, clock, counters) {
+        // Damage that was met on the way is noted in the catalog, so that it is made anew now.
+        Err(DiskError::Catalog(error)) if error.is_damage() => {
+            attempt(config, identity, clock, counters)
+        }
+        recovered => recovered,
+    }
+}
+
+fn attempt(
+    config: &DiskConfig,
+    identity: Identity,
+    clock: &dyn Clock,
+    counters: &Counters,
+) -> Result<Recovered, DiskError> {
+    let began = clock.now();
     let folder = &config.folder;
     let failed = |what| move |source| DiskError::File { what, path: folder.clone(), source };
-    let numbers = segment_numbers(folder).map_err(failed("list"))?;
-    let mut state = State::new(retention);
-    let mut active = None;
-    let mut foreign: Option<(u64, String)> = None;
-    for number in &numbers {
-        let loaded = load(folder, *number, identity).unwrap_or_else(|error| {
-            let reason = format!("it cannot be read: {error}");
-            foreign_file(reason, fs::metadata(segment::path(folder, *number)).ok().as_ref())
-        });
-        match loaded {
+    let files = segment_files(folder).map_err(failed("list"))?;
+    let (catalog, found) = Catalog::open(&config.catalog(), identity.fingerprint())?;
+    if let Found::Rebuild(reason) = &found
+        && !files.is_empty()
+    {
+        let folder = folder.display();
+        tracing::warn!(%folder, segments = files.len(), "{reason}; it is made anew from the segments");
+    }
+    let StartPlan { trusted, load, gone } = catalog.plan_start(&files);
+    for number in &gone {
+        catalog.remove_segment(*number, &mut |_| {})?;
+    }
+    let last = files.last().map(|file| file.number);
+    let mut start = Start { folder, identity, catalog, counters, active: None, foreign: None };
+    for number in &load {
+        start.load(*number, Some(*number) == last)?;
+    }
+    start.catalog.sync()?;
+    start.tell_foreign();
+    let Start { catalog, active, .. } = start;
+    let behind = last.map_or(1, |last| last.saturating_add(1));
+    let report = StartReport {
+        catalog: found,
+        trusted: trusted.len(),
+        loaded: load.len(),
+        dropped: gone.len(),
+        took: clock.now().since(began),
+    };
+    let number_next = behind.max(catalog.number_next());
+    Ok(Recovered { index: Index::new(catalog), active, number_next, report })
+}
+
+/// A start while it reads segments.
+struct Start<'a> {
+    folder: &'a Path,
+    identity: Identity,
+    catalog: Catalog,
+    counters: &'a Counters,
+    active: Option<OpenSegment>,
+    /// The first one that was left alone, and why.
+    foreign: Option<(u64, String)>,
+}
+
+impl Start<'_> {
+    fn load(&mut self, number: u64, last: bool) -> Result<(), DiskError> {
+        let folder = self.folder;
+        let failed = |what| move |source| DiskError::File { what, path: folder.to_owned(), source };
+        let loaded = load(folder, number, |identity| identity == self.identity);
+        match loaded.unwrap_or_else(|error| unreadable(folder, number, &error)) {
             Loaded::Unborn => {
-                fs::remove_file(segment::path(folder, *number)).map_err(failed("clean up"))?;
+                fs::remove_file(segment::path(folder, number)).map_err(failed("clean up"))?;
+                self.catalog.remove_segment(number, &mut |_| {})?;
             }
-            Loaded::Foreign { reason, bytes, changed_unix_seconds } => {
-                foreign.get_or_insert((*number, reason));
-                let segment = Segment {
-                    bytes,
-                    names: Vec::new(),
-                    newest_unix_seconds: changed_unix_seconds,
-                    foreign: true,
-                };
-                state.add_segment(*number, segment);
+            Loaded::Foreign { reason, contents } => {
+                self.foreign.get_or_insert((number, reason));
+                self.catalog.load_segment(&contents)?;
             }
-            Loaded::Sealed { records, bytes } => enter(&mut state, *number, bytes, &records),
+            Loaded::Sealed(contents) => self.catalog.load_segment(&contents)?,
             Loaded::Open { file, walk, bytes } => {
-                let last = Some(number) == numbers.last();
                 let data_end = segment::data_end(&file).unwrap_or(bytes).max(walk.end);
-                counters.lost_bytes(walk.lost_bytes + data_end - walk.end);
-                enter(&mut state, *number, if last { walk.end } else { bytes }, &walk.records);
+                self.counters.lost_bytes(walk.lost_bytes + data_end - walk.end);
+                let bytes_kept = if last { walk.end } else { bytes };
                 if last {
+                    // Before it is entered: what the catalog knows is durable.
                     cut(&file, bytes, walk.end)
                         .map_err(failed("cut the torn end of a segment in"))?;
-                    active = Some(OpenSegment::resume(file, *number, walk));
+                }
+                self.catalog.load_segment(&open_contents(number, bytes_kept, &walk))?;
+                if last {
+                    self.active = Some(OpenSegment::resume(file, number, walk));
                 }
             }
         }
+        Ok(())
     }
-    if let Some((number, reason)) = foreign {
-        let count = state.segments().values().filter(|segment| segment.foreign).count();
-        tracing::warn!(
-            folder = %folder.display(), count, first = number, reason,
-            "segments were left alone; they leave when their space is needed, or remove them"
-        );
+
+    fn tell_foreign(&self) {
+        if let Some((number, reason)) = &self.foreign {
+            let (_, count) = self.catalog.segment_counts();
+            tracing::warn!(
+                folder = %self.folder.display(), count, first = number, reason,
+                "segments were left alone; they leave when their space is needed, or remove them"
+            );
+        }
     }
-    let number_next = numbers.last().map_or(1, |last| last.saturating_add(1));
-    Ok(Recovered { state, active, number_next })
 }
 
-fn enter(state: &mut State, number: u64, bytes: u64, records: &[RecordHeader]) {
-    state.add_segment(number, Segment { bytes, ..Segment::default() });
-    for record in records {
-        let entered = state.insert(record);
-        assert!(entered, "the segment was added above");
-    }
+pub(super) fn open_contents(number: u64, bytes: u64, walk: &Walk) -> SegmentContents {
+    let records = walk.records.iter().map(Record::from).collect();
+    SegmentContents { number, state: SegmentState::Open, bytes, changed_unix_seconds: 0, records }
 }
 
 fn cut(file: &File, bytes: u64, end: u64) -> io::Result<()> {
@@ -123,36 +197,68 @@ pub(super) fn segment_numbers(folder: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-fn load(folder: &Path, number: u64, identity: Identity) -> io::Result<Loaded> {
-    let file = OpenOptions::new().read(true).write(true).open(segment::path(folder, number))?;
+/// The same with their sizes; of one whose size cannot be told it is 0, so that it is read.
+pub(super) fn segment_files(folder: &Path) -> io::Result<Vec<SegmentFile>> {
+    let files = segment_numbers(folder)?.into_iter().map(|number| {
+        let bytes = fs::metadata(segment::path(folder, number)).map_or(0, |file| file.len());
+        SegmentFile { number, bytes }
+    });
+    Ok(files.collect())
+}
+
+/// Reads a segment: its table, or all of its records when it has none.
+pub(super) fn load(
+    folder: &Path,
+    number: u64,
+    is_ours: impl FnOnce(Identity) -> bool,
+) -> io::Result<Loaded> {
+    let path = segment::path(folder, number);
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
     let metadata = file.metadata()?;
     let bytes = metadata.len();
     let Some(header) = segment::read_header(&file)? else {
         return Ok(Loaded::Unborn);
     };
-    let foreign = |reason| Ok(foreign_file(reason, Some(&metadata)));
-    match SegmentHeader::decode(&header) {
-        Err(error) => return foreign(error.to_string()),
+    let reason = match SegmentHeader::decode(&header) {
+        Err(error) => Some(error.to_string()),
         Ok(header) if header.number != number => {
-            return foreign(format!("its header says it is number {}", header.number));
+            Some(format!("its header says it is number {}", header.number))
         }
-        Ok(header) if header.identity != identity => {
-            return foreign("it was written for another layout or other numerics".to_owned());
+        Ok(header) if !is_ours(header.identity) => {
+            Some("it was written for another layout or other numerics".to_owned())
         }
-        Ok(_) => {}
+        Ok(_) => None,
+    };
+    if let Some(reason) = reason {
+        let contents = unread(number, SegmentState::Foreign, Some(&metadata));
+        return Ok(Loaded::Foreign { reason, contents });
     }
     Ok(match segment::read_table(&file, number)? {
-        Some(records) => Loaded::Sealed { records, bytes },
+        Some(records) => Loaded::Sealed(sealed_contents(number, bytes, &records)),
         None => Loaded::Open { walk: segment::walk(&file, number)?, file, bytes },
     })
 }
 
+fn sealed_contents(number: u64, bytes: u64, records: &[RecordHeader]) -> SegmentContents {
+    let records = records.iter().map(Record::from).collect();
+    SegmentContents { number, state: SegmentState::Sealed, bytes, changed_unix_seconds: 0, records }
+}
+
+/// A file that the system does not give now. It is open for the catalog, so that the next start tries again.
+pub(super) fn unreadable(folder: &Path, number: u64, error: &io::Error) -> Loaded {
+    let metadata = fs::metadata(segment::path(folder, number)).ok();
+    let contents = unread(number, SegmentState::Open, metadata.as_ref());
+    Loaded::Foreign { reason: format!("it cannot be read: {error}"), contents }
+}
+
 /// A file that is left alone: its age is that of its last change, as far as it can be told.
-fn foreign_file(reason: String, metadata: Option<&Metadata>) -> Loaded {
+fn unread(number: u64, state: SegmentState, metadata: Option<&Metadata>) -> SegmentContents {
     let changed = metadata.and_then(|metadata| u64::try_from(metadata.mtime()).ok());
-    Loaded::Foreign {
-        reason,
+    SegmentContents {
+        number,
+        state,
         bytes: metadata.map_or(0, Metadata::len),
         changed_unix_seconds: changed.unwrap_or(u64::MAX),
+        records: Vec::new(),
     }
 }

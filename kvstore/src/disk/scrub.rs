@@ -15,9 +15,10 @@ use parking_lot::Mutex;
 use shared::BlockName;
 
 use super::Shared;
+use super::catalog::{CatalogError, Entry, Record};
 use super::check::{BlockFault, Checker};
 use super::format::{record_bytes, wide};
-use super::index::{Entry, State};
+use super::index::Index;
 use super::io::go_direct;
 use super::pace::Pace;
 use super::segment;
@@ -26,6 +27,8 @@ use super::segment;
 const PASS_PERIOD: Duration = Duration::from_secs(3_600);
 /// Pages in quarantine that are counted; beyond them the drive is to be replaced, whatever the number is.
 const QUARANTINE_MAX: usize = 65_536;
+/// Blocks listed at a time.
+const COPIES_MAX: usize = 1_024;
 /// As far as a thread can step back.
 const NICE_MAX: i32 = 19;
 
@@ -68,8 +71,9 @@ impl ScrubCounters {
     }
 
     /// Lets go of pages whose segments left.
-    fn release(&self, state: &State) {
-        self.quarantine.lock().retain(|(segment, _)| state.segments().contains_key(segment));
+    fn release(&self, index: &Index) {
+        let listed = |segment| index.catalog().segment(segment).is_some();
+        self.quarantine.lock().retain(|(segment, _)| listed(*segment));
     }
 }
 
@@ -109,36 +113,42 @@ impl Scrub<'_> {
     /// Reads the segments there were when it began.
     fn pass(&mut self) -> Going {
         let shared = self.shared;
-        let last = shared.state.lock().segments().keys().next_back().copied();
-        let mut next = 0;
-        loop {
-            let number = {
-                let state = shared.state.lock();
-                let number = state.segments().range(next..).next().map(|(number, _)| *number);
-                number.filter(|number| Some(*number) <= last)
-            };
-            let Some(number) = number else { break };
+        for (number, _) in shared.index.catalog().segments() {
             self.segment(number)?;
-            next = number.saturating_add(1);
         }
         let scrub = &shared.counters.scrub;
-        scrub.release(&shared.state.lock());
+        scrub.release(&shared.index);
         scrub.passes.fetch_add(1, Ordering::Relaxed);
         Some(())
     }
 
     fn segment(&mut self, number: u64) -> Going {
-        let copies = copies(&self.shared.state.lock(), number);
         // It left, or the system has no descriptor for it now: the next pass comes here again.
         let Ok(file) = File::open(segment::path(&self.shared.config.folder, number)) else {
             return Some(());
         };
         go_direct(&file);
-        for (name, entry) in copies {
-            if self.shared.state.lock().find(name) != Some(entry) {
+        let mut page = Some(0);
+        while let Some(first) = page {
+            // A catalog that cannot be read is the next pass's matter; what is damaged in it was logged.
+            let Ok((copies, next)) = self.copies(number, first) else { return Some(()) };
+            self.copies_of(&file, copies)?;
+            page = next;
+        }
+        Some(())
+    }
+
+    /// Some of the blocks whose copy in this segment counts, from a page on, and where to go on.
+    fn copies(&self, number: u64, first: u32) -> Result<(Vec<Record>, Option<u32>), CatalogError> {
+        self.shared.index.catalog().copies(number, first, COPIES_MAX)
+    }
+
+    fn copies_of(&mut self, file: &File, copies: Vec<Record>) -> Going {
+        for Record { name, entry } in copies {
+            if self.shared.index.find(name) != Some(entry) {
                 continue;
             }
-            if let Err(fault) = self.check(&file, name, &entry) {
+            if let Err(fault) = self.check(file, name, &entry) {
                 self.give_up(name, &entry, fault);
             }
             let bytes = record_bytes(entry.bytes);
@@ -158,7 +168,7 @@ impl Scrub<'_> {
     fn give_up(&self, name: BlockName, entry: &Entry, fault: BlockFault) {
         let (segment, page) = (entry.segment, entry.page);
         // Not found any more: it left, or a reader noticed first.
-        if self.shared.state.lock().forget(name, entry) {
+        if self.shared.index.forget(name, entry) {
             self.shared.counters.scrub.quarantine(segment, page);
             tracing::warn!(%name, segment, page, %fault, "the scrub found a damaged block and gave it up");
         }
@@ -170,13 +180,4 @@ impl Scrub<'_> {
             Ok(()) | Err(RecvTimeoutError::Disconnected) => None,
         }
     }
-}
-
-/// The blocks whose copy in this segment counts. As many as fit a segment.
-fn copies(state: &State, number: u64) -> Vec<(BlockName, Entry)> {
-    let Some(segment) = state.segments().get(&number) else {
-        return Vec::new();
-    };
-    let entries = segment.names.iter().filter_map(|name| Some((*name, state.find(*name)?)));
-    entries.filter(|(_, entry)| entry.segment == number).collect()
 }

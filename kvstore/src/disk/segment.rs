@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use shared::BlockName;
 
 use super::append::Appender;
+use super::catalog::SegmentSeal;
 use super::format::{
     PAGE, PAGE_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SEAL_BYTES,
     SEGMENT_HEADER_BYTES, Seal, SegmentHeader, page_of, record_bytes, seal_bytes, wide,
@@ -169,7 +170,7 @@ impl OpenSegment {
 
     /// Writes the table and the seal and makes the file durable; it is complete then. After a failure nobody knows what was
     /// kept: it is not to be written on.
-    pub(super) fn seal(&mut self, appender: &mut Appender) -> io::Result<()> {
+    pub(super) fn seal(&mut self, appender: &mut Appender) -> io::Result<SegmentSeal> {
         let payload: Vec<u8> = self.records.iter().flat_map(RecordHeader::encode).collect();
         let times = || self.records.iter().map(|record| record.written_unix_seconds);
         let table = RecordHeader {
@@ -202,7 +203,12 @@ impl OpenSegment {
         self.file.set_len(self.end + wide(bytes.len()))?;
         appender.sync(&self.file)?;
         self.end += wide(bytes.len());
-        Ok(())
+        Ok(SegmentSeal {
+            bytes: self.end,
+            records: u64::from(seal.records),
+            oldest_unix_seconds: seal.oldest_unix_seconds,
+            newest_unix_seconds: seal.newest_unix_seconds,
+        })
     }
 }
 

@@ -2,16 +2,19 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::catalog::CatalogSizes;
+use super::config::DiskConfig;
 use super::format::wide;
-use super::index::State;
+use super::index::Index;
 use super::io::DiskIo;
 use super::load::DiskLoad;
+use super::queue::Queue;
 use super::scrub::{ScrubCounters, Scrubbed};
 
 /// A snapshot of the disk tier. Counts are since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Blocks that can be read from disk now.
+    /// Blocks that are durable and can be read from disk now.
     pub objects_held: u64,
     /// Their payload bytes.
     pub bytes_held: u64,
@@ -93,6 +96,17 @@ pub struct DiskStats {
     pub queue_bytes: u64,
     /// Whether writing is suspended after an error: 1 or 0.
     pub suspended: u64,
+    /// What the catalog did not answer: lookups, which are misses, reports, and blocks to be forgotten. 0 unless it is
+    /// damaged, or its drive is.
+    pub catalog_errors: u64,
+    /// Bytes of memory that the catalog's cache takes now.
+    pub catalog_cache_bytes: u64,
+    /// What it may take.
+    pub catalog_cache_bytes_max: u64,
+    /// Bytes of memory that the catalog's write buffers and open files take now.
+    pub catalog_buffer_bytes: u64,
+    /// Bytes of the catalog's tables on disk.
+    pub catalog_disk_bytes: u64,
     /// How the drive is read and written.
     pub io: DiskIo,
     /// How busy it is with reads now.
@@ -218,30 +232,33 @@ impl Counters {
 
     pub(super) fn snapshot(
         &self,
-        state: &State,
-        file_bytes_max: u64,
+        queue: &Queue,
+        index: &Index,
+        catalog: &CatalogSizes,
+        config: &DiskConfig,
         unix_seconds: u64,
     ) -> DiskStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let dropped = |reason| read(self.write_drop(reason));
-        let (queue_objects, queue_bytes) = state.queue();
-        let limits = state.retention.limits();
+        let (queue_objects, queue_bytes) = queue.waiting();
+        let limits = queue.retention.limits();
         let Scrubbed { bytes, damaged, passes, quarantined } = self.scrub.snapshot();
-        let foreign = state.segments().values().filter(|segment| segment.foreign).count();
+        let (objects_held, bytes_held) = index.held();
+        let (segments, segments_foreign) = index.segments();
         DiskStats {
-            objects_held: state.objects(),
-            bytes_held: state.payload_bytes(),
-            file_bytes: state.file_bytes(),
-            file_bytes_max,
-            segments: wide(state.segments().len()),
-            segments_foreign: wide(foreign),
+            objects_held,
+            bytes_held,
+            file_bytes: index.catalog().file_bytes(),
+            file_bytes_max: config.bytes_max,
+            segments,
+            segments_foreign,
             segments_dropped: read(&self.segments_dropped),
             objects_dropped: read(&self.objects_dropped),
             segments_expired: read(&self.segments_expired),
             objects_expired: read(&self.objects_expired),
             retention_violations: read(&self.retention_violations),
             reput: read(&self.reput),
-            budget_bytes: state.retention.budget_bytes(unix_seconds),
+            budget_bytes: queue.retention.budget_bytes(unix_seconds),
             budget_bytes_max: limits.burst_bytes(),
             budget_refill_bytes: limits.refill_bytes(),
             dropped_budget: dropped(WriteDrop::Budget),
@@ -268,7 +285,12 @@ impl Counters {
             quarantined,
             queue_objects: wide(queue_objects),
             queue_bytes,
-            suspended: u64::from(state.suspended_until.is_some()),
+            suspended: u64::from(queue.suspended_until.is_some()),
+            catalog_errors: index.errors(),
+            catalog_cache_bytes: catalog.cache_bytes,
+            catalog_cache_bytes_max: wide(config.catalog_cache_bytes),
+            catalog_buffer_bytes: catalog.write_buffer_bytes + catalog.open_files_bytes,
+            catalog_disk_bytes: catalog.disk_bytes,
             io: DiskIo::default(),
             load: DiskLoad::default(),
         }

@@ -8,6 +8,7 @@
 //!
 //! Start reading at [`Survey`], then [`fsck`].
 
+mod catalog;
 mod fsck;
 mod repair;
 mod usage;
@@ -19,8 +20,10 @@ use std::path::{Path, PathBuf};
 
 use shared::{BlockName, Numerics};
 
+use super::catalog::CatalogError;
 pub use super::check::{BlockFault, Checker};
 pub use super::pace::Pace;
+pub use catalog::{CatalogCheck, CatalogState, Rebuilt};
 pub use fsck::{Checked, Damage, Finding, Watcher, fsck};
 pub use repair::{Exclusive, Repair};
 pub use usage::{Ages, StateBytes, Usage};
@@ -53,6 +56,9 @@ pub enum SurveyError {
         /// The file that is locked.
         lock: PathBuf,
     },
+    /// The catalog beside the segments could not be read or written.
+    #[error("{0}; kvasir kv rebuild makes it anew from the segments")]
+    Catalog(#[from] CatalogError),
     /// A file could not be changed.
     #[error("cannot {what} {}: {source}", path.display())]
     File {

@@ -19,6 +19,7 @@ use crate::testing::{
     SLOT_BYTES, bytes_of, damage, name, next, payload, pool, pool_with_memory, store,
 };
 
+mod catalog;
 mod faults;
 mod files;
 pub(crate) mod io;
@@ -359,6 +360,11 @@ fn settings_out_of_range_are_refused_by_name() {
         (DiskConfig { onboard_ms_max: 0, ..base.clone() }, "onboard_ms_max"),
         (DiskConfig { onboard_lookups_max: 0, ..base.clone() }, "onboard_lookups_max"),
         (DiskConfig { scrub_mib_per_s: 65_537, ..base.clone() }, "scrub_mib_per_s"),
+        (DiskConfig { catalog_cache_bytes: 1, ..base.clone() }, "catalog_cache_bytes"),
+        (
+            DiskConfig { catalog_write_buffer_bytes: 1 << 33, ..base.clone() },
+            "catalog_write_buffer_bytes",
+        ),
     ];
     for (config, expected) in cases {
         let error = config.check(SLOT_BYTES).unwrap_err();

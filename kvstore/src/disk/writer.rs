@@ -1,4 +1,5 @@
-//! The writing thread: takes blocks from the queue, appends them to the open segment, makes room, makes durable.
+//! The writing thread: takes blocks from the queue, appends them to the open segment, makes room, makes durable, and enters
+//! what is durable into the catalog. In this order: the catalog never leads to what a crash could lose.
 //!
 //! Blocks are gathered into large pieces as long as the queue has some, several of which are written at a time. The index
 //! learns a block when all up to its end is written; a flush is answered when that is durable.
@@ -19,15 +20,16 @@ use shared::Timestamp;
 
 use super::Shared;
 use super::append::Appender;
+use super::catalog::{CatalogError, Record};
 use super::format::{RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader};
-use super::index::Segment;
+use super::index::UNSYNCED_MAX;
 use super::segment::{self, OpenSegment, frame};
 use super::stats::WriteDrop;
 use crate::pool::{SealedSlot, payload_bytes};
 
 /// Blocks written between two syncs when a sync is wanted whenever the queue is empty: 7 MB of Flash blocks, enough that
 /// the sync is a small part of the time.
-const UNSYNCED_MAX: usize = 64;
+const UNSYNCED_IDLE_MAX: usize = 64;
 /// The first pause after an error.
 const SUSPENDED_MIN: Duration = Duration::from_secs(1);
 /// The longest pause: an operator who made room waits no longer for writing to go on.
@@ -59,10 +61,28 @@ enum Event {
     ExpiryTime,
 }
 
+/// What becomes of a block.
+enum Outcome {
+    /// It was appended.
+    Appended,
+    /// It is on disk already.
+    Held,
+    /// It is left out.
+    Dropped(WriteDrop),
+}
+
+/// Whether a block that is written has a copy on disk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Again {
+    Yes,
+    No,
+}
+
 /// A block that was appended to the open segment and is not known to be written. It has its place in the queue until then.
 struct Appended {
     header: RecordHeader,
     epoch: u64,
+    again: Again,
 }
 
 /// The thread's state.
@@ -74,8 +94,10 @@ pub(super) struct Writer {
     /// Of the open segment, in the order of their places. As many as fit the pieces of the appender.
     appended: VecDeque<Appended>,
     number_next: u64,
-    /// When the first block was appended that is not durable yet, and how many there are.
-    unsynced: Option<(Timestamp, usize)>,
+    /// What is written and not durable yet. With what was appended at most [`UNSYNCED_MAX`].
+    unsynced: Vec<Record>,
+    /// When the first of both was appended.
+    unsynced_since: Timestamp,
     /// When segments leave next because of their age.
     expire_at: Timestamp,
     /// Blocks may not have become durable since the last flush was answered.
@@ -95,13 +117,14 @@ impl Writer {
     ) -> Self {
         Self {
             expire_at: shared.clock.now(),
+            unsynced_since: shared.clock.now(),
             appender: Appender::new(&*shared.drive, shared.config.segment_bytes),
             shared,
             commands,
             active,
             appended: VecDeque::new(),
             number_next,
-            unsynced: None,
+            unsynced: Vec::new(),
             lost: false,
             pause: None,
             record: Vec::new(),
@@ -166,40 +189,61 @@ impl Writer {
     fn take(&mut self, queued: Queued) {
         let source = queued.block.descriptor();
         let dropped = match self.append(&queued) {
-            Ok(None) => return self.learn(),
-            Ok(Some(reason)) => reason,
+            Ok(Outcome::Appended) => return self.learn(),
+            Ok(Outcome::Held) => None,
+            Ok(Outcome::Dropped(reason)) => Some(reason),
             Err(error) => {
                 self.give_up("write a block", &error);
-                WriteDrop::Error
+                Some(WriteDrop::Error)
             }
         };
         drop(queued);
-        self.shared.state.lock().leave_queue(source.key.name, source.bytes);
+        self.shared.queue.lock().leave(source.key.name, source.bytes);
         match dropped {
-            WriteDrop::Budget => self.shared.counters.over_budget(source.bytes),
-            reason => self.shared.counters.dropped(reason),
+            None => {}
+            Some(WriteDrop::Budget) => self.shared.counters.over_budget(source.bytes),
+            Some(reason) => self.shared.counters.dropped(reason),
+        }
+    }
+
+    /// Whether a block is to be written now; else what becomes of it.
+    fn is_wanted(&self, queued: &Queued, written_unix_seconds: u64) -> Result<Again, Outcome> {
+        let now = self.shared.clock.now();
+        if Timestamp(self.shared.drain_until.load(Ordering::Acquire)) <= now {
+            return Err(Outcome::Dropped(WriteDrop::Closed));
+        }
+        {
+            let queue = self.shared.queue.lock();
+            if queue.epoch != queued.epoch {
+                return Err(Outcome::Dropped(WriteDrop::Evicted));
+            }
+            if queue.suspended_until.is_some_and(|until| now < until) {
+                return Err(Outcome::Dropped(WriteDrop::Error));
+            }
+        }
+        let held = self.shared.index.find(queued.block.descriptor().key.name);
+        let is_ending = |at| self.shared.limits.is_ending(at, written_unix_seconds);
+        match held {
+            None => Ok(Again::No),
+            Some(entry) if is_ending(entry.written_unix_seconds) => Ok(Again::Yes),
+            // It came to the disk while it was being queued.
+            Some(_) => Err(Outcome::Held),
         }
     }
 
     /// Appends one block to the open segment; or says why it was left out.
-    fn append(&mut self, queued: &Queued) -> io::Result<Option<WriteDrop>> {
-        let now = self.shared.clock.now();
-        if Timestamp(self.shared.drain_until.load(Ordering::Acquire)) <= now {
-            return Ok(Some(WriteDrop::Closed));
-        }
-        {
-            let state = self.shared.state.lock();
-            if state.epoch != queued.epoch {
-                return Ok(Some(WriteDrop::Evicted));
-            }
-            if state.suspended_until.is_some_and(|until| now < until) {
-                return Ok(Some(WriteDrop::Error));
-            }
-        }
-        let source = queued.block.descriptor();
+    fn append(&mut self, queued: &Queued) -> io::Result<Outcome> {
         let written_unix_seconds = self.shared.clock.unix_seconds();
+        let again = match self.is_wanted(queued, written_unix_seconds) {
+            Ok(again) => again,
+            Err(left_out) => return Ok(left_out),
+        };
+        let source = queued.block.descriptor();
         if !self.open_for(source.bytes)? {
-            return Ok(Some(WriteDrop::Budget));
+            return Ok(Outcome::Dropped(WriteDrop::Budget));
+        }
+        if self.unsynced.is_empty() && self.appended.is_empty() {
+            self.unsynced_since = self.shared.clock.now();
         }
         let Self { active: Some(segment), record, appender, .. } = self else {
             unreachable!("a segment was opened");
@@ -219,37 +263,37 @@ impl Writer {
         });
         let payload = RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + payload_bytes(source.bytes);
         if crc32c::crc32c(&record[payload]) != source.checksum {
-            return Ok(Some(WriteDrop::Corrupt));
+            return Ok(Outcome::Dropped(WriteDrop::Corrupt));
         }
         segment.append(header, record, appender)?;
-        let (since, count) = self.unsynced.unwrap_or((now, 0));
-        self.unsynced = Some((since, count + 1));
-        self.appended.push_back(Appended { header, epoch: queued.epoch });
-        Ok(None)
+        self.appended.push_back(Appended { header, epoch: queued.epoch, again });
+        Ok(Outcome::Appended)
     }
 
     /// Enters into the index what is written by now.
     fn learn(&mut self) {
         let written = self.appender.written();
         while let Some(block) = self.appended.pop_front_if(|block| block.header.end() <= written) {
-            let Appended { header, epoch } = block;
-            let (entered, again) = {
-                let mut state = self.shared.state.lock();
-                let again = state.find(header.name).is_some();
-                let entered = state.epoch == epoch && state.insert(&header);
-                if entered {
-                    state.retention.spend(1, header.written_unix_seconds);
+            let Appended { header, epoch, again } = block;
+            let record = Record::from(&header);
+            let is_listed = {
+                let mut queue = self.shared.queue.lock();
+                let is_listed = queue.epoch == epoch;
+                if is_listed {
+                    queue.retention.spend(1, header.written_unix_seconds);
+                    self.shared.index.written(&record);
                 }
-                state.leave_queue(header.name, header.bytes);
-                (entered, again)
+                queue.leave(header.name, header.bytes);
+                is_listed
             };
-            if !entered {
+            if !is_listed {
                 // Everything was evicted meanwhile, most likely this segment's file too.
                 self.shared.counters.dropped(WriteDrop::Evicted);
                 continue;
             }
+            self.unsynced.push(record);
             self.shared.counters.written(header.bytes);
-            if again {
+            if again == Again::Yes {
                 self.shared.counters.written_again();
             }
             self.resume();
@@ -282,53 +326,88 @@ impl Writer {
 
     fn drop_appended(&mut self, reason: WriteDrop) {
         for Appended { header, .. } in self.appended.drain(..) {
-            self.shared.state.lock().leave_queue(header.name, header.bytes);
+            self.shared.queue.lock().leave(header.name, header.bytes);
             self.shared.counters.dropped(reason);
         }
+    }
+
+    /// What is written may not be durable, and nobody finds it any more.
+    fn lose_unsynced(&mut self) {
+        self.shared.index.lose(&self.unsynced);
+        self.unsynced.clear();
+        self.lost = true;
+    }
+
+    /// What is written is durable now.
+    fn enter_unsynced(&mut self) -> io::Result<()> {
+        self.shared.counters.synced();
+        self.shared.index.enter(&self.unsynced).map_err(refused)?;
+        self.unsynced.clear();
+        Ok(())
     }
 
     /// Leaves a segment without a seal: the next start walks it, and checks every payload, as every read does.
     fn close_early(&mut self, segment: &OpenSegment) {
         let number = segment.number();
-        if self.unsynced.take().is_some() {
-            self.lost |= segment.sync_written().is_err();
+        if !self.unsynced.is_empty()
+            && segment.sync_written().and_then(|()| self.enter_unsynced()).is_err()
+        {
+            self.lose_unsynced();
         }
-        let listed = {
-            let state = self.shared.state.lock();
-            state.segments().get(&number).map(|listed| (listed.bytes, listed.names.is_empty()))
+        let index = &self.shared.index;
+        let Some(row) = index.catalog().segment(number) else { return };
+        let closed = if row.records == 0 {
+            let removed = self.shared.remove_file(number);
+            removed.and_then(|()| index.remove_segment(number, &mut |_| {}).map_err(refused)).err()
+        } else {
+            let trimmed = segment.trim(row.bytes);
+            let resize = |bytes| index.catalog().resize_segment(number, bytes).map_err(refused);
+            trimmed.and_then(resize).err()
         };
-        let Some((bytes, is_empty)) = listed else { return };
-        if is_empty && self.shared.remove_file(number).is_ok() {
-            self.shared.state.lock().remove_segment(number);
-        } else if let Ok(bytes) = segment.trim(bytes) {
-            self.shared.state.lock().resize_segment(number, bytes);
+        if closed.is_some() {
+            // Its bytes are counted from the next start on; that it is less than a segment bounds the fault.
+            self.shared.counters.write_error();
         }
     }
 
     /// Makes sure that one more block fits the open segment; false when there is no room for another segment.
     fn open_for(&mut self, payload: u32) -> io::Result<bool> {
         let segment_bytes = self.shared.config.segment_bytes;
-        if let Some(active) = &mut self.active {
-            let listed = self.shared.state.lock().segments().contains_key(&active.number());
+        if let Some(active) = &self.active {
+            let listed = self.shared.index.catalog().segment(active.number()).is_some();
             if !listed {
                 // Nobody finds what is in it, so it does not matter whether it is written.
                 self.appender.give_up();
                 self.drop_appended(WriteDrop::Evicted);
-                (self.active, self.unsynced) = (None, None);
-            } else if !active.has_room(payload, segment_bytes) {
-                active.seal(&mut self.appender).inspect_err(|_| self.lost = true)?;
-                let (number, bytes) = (active.number(), active.bytes());
-                self.learn();
+                self.shared.index.lose(&self.unsynced);
+                self.unsynced.clear();
                 self.active = None;
-                self.unsynced = None;
-                self.shared.counters.synced();
-                self.shared.state.lock().resize_segment(number, bytes);
+            } else if !active.has_room(payload, segment_bytes)
+                && let Err(error) = self.seal()
+            {
+                self.appender.give_up();
+                self.learn();
+                self.lose_unsynced();
+                return Err(error);
             }
         }
         if self.active.is_none() {
             self.active = self.create()?;
         }
         Ok(self.active.is_some())
+    }
+
+    /// Completes the open segment, then tells the catalog.
+    fn seal(&mut self) -> io::Result<()> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let (number, seal) = (active.number(), active.seal(&mut self.appender)?);
+        self.learn();
+        self.enter_unsynced()?;
+        self.shared.index.seal(number, &seal).map_err(refused)?;
+        self.active = None;
+        Ok(())
     }
 
     /// Makes a segment, if there is room for a whole one.
@@ -344,13 +423,13 @@ impl Writer {
         let config = &self.shared.config;
         let appender = &mut self.appender;
         let segment = OpenSegment::create(&config.folder, &header, config.segment_bytes, appender)?;
+        let (catalog, created) = (self.shared.index.catalog(), header.created_unix_seconds);
+        if let Err(error) = catalog.begin_segment(header.number, segment.bytes(), created) {
+            // An empty file that is not listed would count in no bound.
+            self.shared.remove_file(header.number)?;
+            return Err(refused(error));
+        }
         self.number_next = self.number_next.saturating_add(1);
-        let listed = Segment {
-            bytes: segment.bytes(),
-            newest_unix_seconds: header.created_unix_seconds,
-            ..Segment::default()
-        };
-        self.shared.state.lock().add_segment(segment.number(), listed);
         tracing::debug!(number = segment.number(), "a segment was begun");
         Ok(Some(segment))
     }
@@ -362,8 +441,8 @@ impl Writer {
         if now < self.expire_at {
             return;
         }
-        // The open segment is as young as the last block in it that the index knows.
-        self.settle();
+        // So that the catalog knows how old the open segment is.
+        self.sync();
         let retention = Duration::from_secs(self.shared.config.retention_s);
         self.expire_at = now.after(EXPIRY_INTERVAL_MAX.min(retention / EXPIRIES_PER_RETENTION));
         if let Err(error) = self.shared.expire() {
@@ -375,44 +454,41 @@ impl Writer {
 
     /// How long to wait for a command before a sync; None when there is nothing to sync.
     fn sync_wait(&self) -> Option<Duration> {
-        let (since, _) = self.unsynced?;
-        Some(self.sync_interval().saturating_sub(self.shared.clock.now().since(since)))
+        let waited = self.shared.clock.now().since(self.unsynced_since);
+        (0 < self.not_durable()).then(|| self.sync_interval().saturating_sub(waited))
     }
 
     fn sync_is_due(&self) -> bool {
-        let Some((since, count)) = self.unsynced else {
-            return false;
-        };
         let interval = self.sync_interval();
-        if interval.is_zero() {
-            return UNSYNCED_MAX <= count;
+        let count_max = if interval.is_zero() { UNSYNCED_IDLE_MAX } else { UNSYNCED_MAX };
+        let count = self.not_durable();
+        if count == 0 || count_max <= count {
+            return 0 < count;
         }
-        interval <= self.shared.clock.now().since(since)
+        !interval.is_zero() && interval <= self.shared.clock.now().since(self.unsynced_since)
+    }
+
+    fn not_durable(&self) -> usize {
+        self.unsynced.len() + self.appended.len()
     }
 
     fn sync_interval(&self) -> Duration {
         Duration::from_millis(self.shared.config.sync_ms)
     }
 
-    /// Writes what was appended and makes it durable. After a failure nobody knows which pages were kept, so the segment is
-    /// not written on. False after a failure.
+    /// Writes what was appended, makes it durable and enters it into the catalog. After a failure nobody knows which pages were
+    /// kept, so the segment is not written on. False after a failure.
     fn sync(&mut self) -> bool {
         self.settle();
-        if self.unsynced.is_none() {
+        if self.unsynced.is_empty() {
             return true;
         }
-        let Some(active) = &self.active else {
-            self.unsynced = None;
-            return true;
-        };
-        match active.sync(&mut self.appender) {
-            Ok(()) => {
-                self.unsynced = None;
-                self.shared.counters.synced();
-                true
-            }
+        let appender = &mut self.appender;
+        let synced = self.active.as_ref().map_or(Ok(()), |active| active.sync(appender));
+        match synced.and_then(|()| self.enter_unsynced()) {
+            Ok(()) => true,
             Err(error) => {
-                (self.lost, self.unsynced) = (true, None);
+                self.lose_unsynced();
                 self.give_up("make blocks durable", &error);
                 false
             }
@@ -430,31 +506,34 @@ impl Writer {
             );
         }
         let until = self.shared.clock.now().after(pause);
-        self.shared.state.lock().suspended_until = Some(until);
+        self.shared.queue.lock().suspended_until = Some(until);
     }
 
     fn resume(&mut self) {
         if self.pause.take().is_none() {
             return;
         }
-        self.shared.state.lock().suspended_until = None;
+        self.shared.queue.lock().suspended_until = None;
         tracing::info!(folder = %self.shared.config.folder.display(), "writing to disk works again");
     }
+}
+
+/// The catalog refused: to the writer that is an error of the drive.
+pub(super) fn refused(error: CatalogError) -> io::Error {
+    io::Error::other(error)
 }
 
 impl Shared {
     /// Removes the segments whose retention is over. The file goes first: a reader that still has the name finds it gone.
     pub(super) fn expire(&self) -> io::Result<()> {
-        loop {
-            let now = self.clock.unix_seconds();
-            let Some(number) = self.state.lock().expired(now) else {
-                return Ok(());
-            };
+        let now = self.clock.unix_seconds();
+        for number in self.index.expired(&self.limits, now).map_err(refused)? {
             self.remove_file(number)?;
-            let objects = self.state.lock().remove_segment(number);
+            let objects = self.index.remove_segment(number, &mut |_| {}).map_err(refused)?;
             self.counters.segment_expired(objects);
             tracing::debug!(number, objects, "a segment left after its retention");
         }
+        Ok(())
     }
 
     /// Whether there is room for a whole segment, after what is too old and, if it must be, segments of other layouts
@@ -462,48 +541,37 @@ impl Shared {
     fn make_room(&self) -> io::Result<bool> {
         self.expire()?;
         let bytes_max = self.config.bytes_max - self.config.segment_bytes;
-        loop {
-            let foreign = {
-                let state = self.state.lock();
-                if state.file_bytes() <= bytes_max {
-                    return Ok(true);
-                }
-                state.oldest_foreign()
-            };
-            let Some(number) = foreign else {
+        while bytes_max < self.index.catalog().file_bytes() {
+            let Some(number) = self.index.oldest_foreign() else {
                 return Ok(false);
             };
             self.remove_early(number)?;
         }
+        Ok(true)
     }
 
     /// Removes segments until all files together take at most `bytes_max` bytes, those of other layouts first, then the
     /// oldest ones: the disk is smaller than it was at the last start.
     pub(super) fn shrink(&self, bytes_max: u64, spared: Option<u64>) -> io::Result<()> {
-        loop {
-            let leaving = {
-                let state = self.state.lock();
-                if state.file_bytes() <= bytes_max {
-                    return Ok(());
-                }
-                let mut numbers = state.segments().keys().copied();
-                let oldest = numbers.find(|number| Some(*number) != spared);
-                state.oldest_foreign().or(oldest)
-            };
-            let Some(number) = leaving else {
+        while bytes_max < self.index.catalog().file_bytes() {
+            let segments = self.index.catalog().segments();
+            let mut numbers = segments.iter().map(|(number, _)| *number);
+            let oldest = numbers.find(|number| Some(*number) != spared);
+            let Some(number) = self.index.oldest_foreign().or(oldest) else {
                 return Ok(());
             };
             self.remove_early(number)?;
         }
+        Ok(())
     }
 
     fn remove_early(&self, number: u64) -> io::Result<()> {
         self.remove_file(number)?;
-        let (objects, early) = {
-            let mut state = self.state.lock();
-            let early = state.early_blocks(number, self.clock.unix_seconds());
-            (state.remove_segment(number), early)
-        };
+        let (now, mut early) = (self.clock.unix_seconds(), 0);
+        let removed = self.index.remove_segment(number, &mut |entry| {
+            early += usize::from(!self.limits.is_over(entry.written_unix_seconds, now));
+        });
+        let objects = removed.map_err(refused)?;
         self.counters.segment_dropped(objects, early);
         tracing::debug!(number, objects, early, "a segment was removed to make room");
         Ok(())

@@ -289,11 +289,15 @@ impl Lookups {
         let Some(disk) = &self.disk else {
             return 0;
         };
-        let missing = keys.iter().zip(&*found).enumerate().filter_map(|(index, (key, found))| {
+        let wanted = keys.iter().zip(&*found).enumerate().filter_map(|(index, (key, found))| {
             let wanted = found.is_err() && key.kind == ObjectKind::Block;
-            (wanted && disk.tier.contains(key.name)).then_some((index, key.name))
+            wanted.then_some((index, key.name))
         });
-        let missing: Vec<(usize, BlockName)> = missing.collect();
+        let (places, names): (Vec<usize>, Vec<BlockName>) = wanted.unzip();
+        let held = disk.tier.contains_all(&names);
+        let missing = places.into_iter().zip(names).zip(held);
+        let missing: Vec<(usize, BlockName)> =
+            missing.filter_map(|(place, held)| held.then_some(place)).collect();
         for (key, _) in &missing {
             found[*key] = Err(Miss::NoRoom);
         }

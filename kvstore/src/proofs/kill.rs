@@ -21,6 +21,7 @@ use shared::{ManualClock, OfferOutcome};
 
 use super::support::{Rig, config};
 use crate::disk::io::{Drive, SystemDrive};
+use crate::disk::survey::{CatalogState, Exclusive, Finding, Watcher, fsck};
 use crate::disk::tests::{Folder, wiring};
 use crate::disk::{DiskConfig, DiskIo, DiskTier};
 use crate::testing::{Generator, name};
@@ -182,6 +183,32 @@ impl Running {
     }
 }
 
+/// The files are whole, and the catalog claims nothing that is not there. A store that was killed while it made its first
+/// segment has none.
+fn check_files(order: &Order) {
+    let Ok(exclusive) = Exclusive::lock(&order.folder) else {
+        return;
+    };
+    let mut findings = Findings::default();
+    let checked = fsck(exclusive.survey(), &mut findings);
+    assert_eq!(checked.damaged, 0, "{findings:?}, seed {}", order.seed);
+    if let CatalogState::Compared(check) = exclusive.check_catalog().unwrap() {
+        assert_eq!(check.differences(), 0, "{check:?}, seed {}", order.seed);
+    }
+}
+
+/// Keeps what is found.
+#[derive(Debug, Default)]
+struct Findings(Vec<Finding>);
+
+impl Watcher for Findings {
+    fn read(&mut self, _: u64) {}
+
+    fn found(&mut self, finding: &Finding) {
+        self.0.push(finding.clone());
+    }
+}
+
 /// Kills one child after the other over one folder, checks it in the end, and says how many blocks were acknowledged and
 /// how many kills came before a first block.
 fn lane(first_seed: u64) -> (usize, u64) {
@@ -200,7 +227,7 @@ fn lane(first_seed: u64) -> (usize, u64) {
         let mut running = Running::start(&order);
         // A fifth of the kills come somewhere between the start of the process and its first block.
         let is_early = below(5) == 0;
-        let microseconds = below(if is_early { 60_000 } else { 4_000 });
+        let microseconds = below(if is_early { 150_000 } else { 4_000 });
         let blocks = if is_early { 0 } else { 1 + below(6) };
         early += u64::from(is_early);
         for _ in 0..blocks {
@@ -208,12 +235,14 @@ fn lane(first_seed: u64) -> (usize, u64) {
         }
         thread::sleep(Duration::from_micros(microseconds));
         running.kill(&mut order);
+        check_files(&order);
         // What was written after the last line has numbers the next child gives out again: here a number always has the
         // same bytes.
     }
     // What the last child wrote and never said is checked too.
     order.next += 100;
     check(&open(&order.folder, 0, DiskIo::RingDirect).0, &order);
+    check_files(&order);
     (order.acknowledged.len(), early)
 }
 

@@ -106,7 +106,7 @@ impl Rig {
         assert_eq!(event.found.len(), keys.len());
         for (key, found) in keys.iter().zip(&event.found) {
             assert!(
-                found.is_ok_and(|found| found.key == *key) || found.is_err(),
+                found.is_err() || found.is_ok_and(|found| found.key == *key),
                 "{found:?} for {key:?}"
             );
         }

@@ -1,8 +1,8 @@
 //! `kvasir kv`: what an operator does with the segment files of a store node's disk, beside a running store or without one.
 //!
-//! The commands that only look ([`kvstore::survey`]) take no lock; `evict` and `fsck --repair` take the store's and are
-//! refused while it runs; `explain` asks running workers. With `--json` every line of the result is one JSON object. Exit status 1 also means damage, or a
-//! plan that does not fit.
+//! The commands that only look ([`kvstore::survey`]) run beside a store; `evict`, `rebuild` and `fsck --repair` take its lock
+//! and are refused while it runs; `explain` asks running workers. With `--json` every line of the result is one JSON object.
+//! Exit status 1 also means damage, or a plan that does not fit.
 //!
 //! Start reading at [`KvCommand`].
 
@@ -11,6 +11,7 @@ mod evict;
 mod explain;
 mod list;
 mod plan;
+mod rebuild;
 mod units;
 mod usage;
 
@@ -31,7 +32,8 @@ pub(crate) enum KvCommand {
     Inspect(InspectArgs),
     /// Show what the bytes are spent on: states, ages, live and superseded blocks, padding.
     Du(FolderArgs),
-    /// Check headers, seals, tables and every payload. Exit status 1 when there is damage.
+    /// Check headers, seals, tables and every payload. The catalog too, when the store is stopped; it cannot be started
+    /// meanwhile. Exit status 1 when there is damage.
     Fsck(FsckArgs),
     /// Check every payload at a bounded rate; one line at the end. Exit status 1 when there is damage.
     Scrub(ScrubArgs),
@@ -39,6 +41,8 @@ pub(crate) enum KvCommand {
     Evict(EvictArgs),
     /// Say why each block of a request was cached or not, as its workers remember it.
     Explain(ExplainArgs),
+    /// Make the catalog of a store that is stopped anew from its segments alone.
+    Rebuild(FolderArgs),
     /// Say whether drives hold what a token rate writes within a retention. Exit status 1 when not.
     Plan(PlanArgs),
 }
@@ -81,8 +85,8 @@ pub(crate) struct InspectArgs {
 pub(crate) struct FsckArgs {
     #[command(flatten)]
     of: FolderArgs,
-    /// Mend what is found; the store must be stopped. Cuts torn ends, takes damaged blocks out of tables, and gives files
-    /// that cannot be read the name *.damaged. Removes no file.
+    /// Mend what is found; the store must be stopped. Cuts torn ends, takes damaged blocks out of tables, gives files
+    /// that cannot be read the name *.damaged, and enters segments anew that the catalog knows wrongly. Removes no file.
     #[arg(long)]
     repair: bool,
     /// Read at most so fast; 0 is no bound.
@@ -175,6 +179,7 @@ pub(crate) fn run(
         KvCommand::Scrub(args) => check::scrub(args, clock, console),
         KvCommand::Evict(args) => evict::run(args, now, console).map(|()| true),
         KvCommand::Explain(args) => explain::run(args, clock, console).map(|()| true),
+        KvCommand::Rebuild(args) => rebuild::run(args, console).map(|()| true),
         KvCommand::Plan(args) => plan::run(args, console),
     }
 }

@@ -214,13 +214,44 @@ fn damage_is_named_by_exit_status_and_line_and_mended() {
 }
 
 #[test]
+fn a_catalog_is_checked_and_made_anew() {
+    let folder = stopped();
+    let folder = folder.path();
+    let output = kv("fsck", folder, &[]);
+    assert!(lines(&output)[0].ends_with("the catalog agrees in 2 segments"), "{output:?}");
+    fs::remove_dir_all(folder.join("catalog")).expect("a store leaves its catalog");
+    let output = kv("fsck", folder, &[]);
+    assert_eq!(output.status.code(), Some(0), "a start makes it anew");
+    assert!(lines(&output)[0].contains("there is no catalog"), "{output:?}");
+    let output = kv("rebuild", folder, &[]);
+    let expected = "the catalog is made anew: 3 segments, 30 blocks";
+    assert!(lines(&output)[0].starts_with(expected), "{output:?}");
+    assert_eq!(objects(&kv("rebuild", folder, &["--json"]))[0]["blocks"], 30);
+    // Another store's segment of the same length in the place of the first.
+    let other = tempfile::tempdir().expect("a folder for the other store");
+    let store = Store::start(other.path());
+    store.write(100..130);
+    drop(store);
+    let segment = "0000000000000001.segment";
+    fs::copy(other.path().join(segment), folder.join(segment)).expect("both have a segment");
+    let output = kv("fsck", folder, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = lines(&output);
+    assert!(text[0].contains("13 entries without a record, 13 records without"), "{text:?}");
+    let found = &objects(&kv("fsck", folder, &["--repair", "--json"]))[0]["catalog"];
+    assert_eq!(found["records_without_entry"], 13);
+    assert_eq!(kv("fsck", folder, &[]).status.code(), Some(0));
+    assert_eq!(Store::start(folder).disk.stats().objects_held, 30);
+}
+
+#[test]
 fn a_running_store_is_looked_at_and_not_changed() {
     let folder = tempfile::tempdir().expect("a folder for the store");
     let store = Store::start(folder.path());
     store.write(0..20);
     assert_eq!(lines(&kv("ls", folder.path(), &[])).len(), 3);
     assert_eq!(kv("fsck", folder.path(), &["--mib-per-s", "1000"]).status.code(), Some(0));
-    for (command, rest) in [("evict", &["--all"][..]), ("fsck", &["--repair"])] {
+    for (command, rest) in [("evict", &["--all"][..]), ("fsck", &["--repair"]), ("rebuild", &[])] {
         let output = kv(command, folder.path(), rest);
         let errors = errors_of(&output);
         assert_eq!((output.status.code(), errors.lines().count()), (Some(1), 1), "{errors}");

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rocksdb::{
     BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType,
-    DBRecoveryMode, LogLevel, Options,
+    DBRecoveryMode, ErrorKind, LogLevel, Options,
 };
 
 use crate::disk::format::wide;
@@ -22,6 +22,11 @@ pub(super) const SMALL: &str = "default";
 const BLOOM_BITS: f64 = 10.0;
 /// Bytes of one piece of index, filter or rows: what one lookup reads at once when it is not in memory.
 const BLOCK_BYTES: usize = 4 << 10;
+
+/// The range of [`CatalogConfig::cache_bytes`].
+pub(in crate::disk) const CACHE_BYTES: RangeInclusive<u64> = 1 << 20..=64 << 30;
+/// The range of [`CatalogConfig::write_buffer_bytes`].
+pub(in crate::disk) const WRITE_BUFFER_BYTES: RangeInclusive<u64> = 1 << 20..=4 << 30;
 
 /// How a catalog is set up. Its memory is at most about the sum of the two byte settings, and some MiB for open files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +65,8 @@ impl CatalogConfig {
     /// [`CatalogError::Config`] with the first setting that is out of its range.
     pub fn check(&self) -> Result<(), CatalogError> {
         let settings: [(&'static str, usize, RangeInclusive<u64>, &'static str); 4] = [
-            ("cache_bytes", self.cache_bytes, 1 << 20..=64 << 30, "1 MiB to 64 GiB"),
-            ("write_buffer_bytes", self.write_buffer_bytes, 1 << 20..=4 << 30, "1 MiB to 4 GiB"),
+            ("cache_bytes", self.cache_bytes, CACHE_BYTES, "1 MiB to 64 GiB"),
+            ("write_buffer_bytes", self.write_buffer_bytes, WRITE_BUFFER_BYTES, "1 MiB to 4 GiB"),
             ("open_files_max", self.open_files_max, 16..=65_536, "16 to 65,536"),
             ("background_jobs", self.background_jobs, 1..=16, "1 to 16"),
         ];
@@ -111,6 +116,18 @@ pub enum CatalogError {
         /// Which.
         what: &'static str,
     },
+}
+
+impl CatalogError {
+    /// Whether the catalog itself is damaged: it has noted that, and its next opening makes it anew.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Database { source, .. } => source.kind() == ErrorKind::Corruption,
+            Self::Damaged { .. } => true,
+            Self::Config { .. } | Self::Folder { .. } => false,
+        }
+    }
 }
 
 /// What holds for the whole database. No mmap and no statistics; the log of the database is at most 2 MiB.

@@ -14,6 +14,8 @@ pub struct SegmentContents {
     pub state: SegmentState,
     /// Its size, behind a cut.
     pub bytes: u64,
+    /// When the file was last changed: what counts as the newest write of one without records.
+    pub changed_unix_seconds: u64,
     /// All of its records; none of a foreign one.
     pub records: Vec<Record>,
 }
@@ -29,15 +31,19 @@ impl Catalog {
     /// # Panics
     /// When a record says that it lies in another segment.
     pub fn load_segment(&self, contents: &SegmentContents) -> Result<(), CatalogError> {
-        let SegmentContents { number, state, bytes, records } = contents;
+        let SegmentContents { number, state, bytes, changed_unix_seconds, records } = contents;
         let inside = records.iter().all(|record| record.entry.segment == *number);
         assert!(inside, "a segment holds its own records");
         let _writing = self.writing.lock();
         self.remove(*number, &mut |_| {})?;
-        if *state == SegmentState::Foreign {
-            return self.list(*number, Segment::empty(SegmentState::Foreign, *bytes));
+        let foreign = *state == SegmentState::Foreign;
+        let begun = if foreign { SegmentState::Foreign } else { SegmentState::Open };
+        let newest_unix_seconds = if records.is_empty() { *changed_unix_seconds } else { 0 };
+        let empty = Segment::empty(begun, *bytes);
+        self.list(*number, Segment { newest_unix_seconds, ..empty })?;
+        if foreign {
+            return Ok(());
         }
-        self.list(*number, Segment::empty(SegmentState::Open, *bytes))?;
         let mut inserted = Inserted::default();
         for records in records.chunks(BATCH_NAMES_MAX) {
             self.insert_batch(records, &mut inserted)?;

@@ -59,7 +59,7 @@ pub struct Entry {
 
 impl Entry {
     /// Its place. Later copies of a name have greater ones, because segment numbers ascend.
-    pub(super) fn place(&self) -> (u64, u32) {
+    pub(in crate::disk) fn place(&self) -> (u64, u32) {
         (self.segment, self.page)
     }
 
@@ -227,6 +227,11 @@ pub(super) fn format_row(identity: &[u8; 32]) -> Vec<u8> {
     let mut bytes = CATALOG_VERSION.to_le_bytes().to_vec();
     bytes.extend_from_slice(identity);
     bytes
+}
+
+/// The identity in such a row; None when it is of another version.
+pub(super) fn identity_of(row: &[u8]) -> Option<[u8; 32]> {
+    row.strip_prefix(&CATALOG_VERSION.to_le_bytes())?.try_into().ok()
 }
 
 pub(super) fn place_key(segment: u64, page: u32) -> Vec<u8> {

@@ -82,6 +82,32 @@ impl Catalog {
         })
     }
 
+    /// Names whose copy lies in a segment, by its pages from one on; of at most `count_max` places, and where to go on, if
+    /// there may be more.
+    ///
+    /// # Errors
+    /// When the database cannot be read, or a row is damaged.
+    ///
+    /// # Panics
+    /// When `count_max` is 0: nobody would ever go on.
+    pub fn copies(
+        &self,
+        segment: u64,
+        first: u32,
+        count_max: usize,
+    ) -> Result<(Vec<Record>, Option<u32>), CatalogError> {
+        assert!(0 < count_max, "a page has room for a place");
+        let places = self.places(segment, first, count_max)?;
+        let names: Vec<BlockName> = places.iter().map(|(_, name)| *name).collect();
+        let mut copies = Vec::with_capacity(places.len());
+        for ((page, name), entry) in places.iter().zip(self.find_all(&names)?) {
+            let entry = entry.filter(|entry| entry.place() == (segment, *page));
+            copies.extend(entry.map(|entry| Record { name: *name, entry }));
+        }
+        let last = places.last().filter(|_| places.len() == count_max);
+        Ok((copies, last.and_then(|(page, _)| page.checked_add(1))))
+    }
+
     pub(super) fn scan<T>(
         &self,
         rows: Rows,

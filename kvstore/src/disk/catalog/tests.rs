@@ -61,7 +61,7 @@ fn records(first: u32, count: u32, segment: u64) -> Vec<Record> {
 }
 
 fn contents(number: u64, state: SegmentState, records: Vec<Record>) -> SegmentContents {
-    SegmentContents { number, state, bytes: 1 << 20, records }
+    SegmentContents { number, state, bytes: 1 << 20, changed_unix_seconds: 0, records }
 }
 
 fn seal(records: u64) -> SegmentSeal {
@@ -100,7 +100,7 @@ fn sorted(mut records: Vec<Record>) -> Vec<Record> {
 #[test]
 fn what_was_inserted_is_found_and_counted() {
     let (_folder, catalog) = fresh();
-    catalog.begin_segment(1, 4_096).unwrap();
+    catalog.begin_segment(1, 4_096, 0).unwrap();
     let records = records(0, 10, 1);
     let inserted = catalog.insert(&records).unwrap();
     let new = records.iter().map(|record| record.name).collect();
@@ -126,8 +126,8 @@ fn what_was_inserted_is_found_and_counted() {
 fn the_copy_in_the_later_place_counts_whatever_comes_first() {
     for order in [[1, 2], [2, 1]] {
         let (_folder, catalog) = fresh();
-        catalog.begin_segment(1, 4_096).unwrap();
-        catalog.begin_segment(2, 4_096).unwrap();
+        catalog.begin_segment(1, 4_096, 0).unwrap();
+        catalog.begin_segment(2, 4_096, 0).unwrap();
         for segment in order {
             catalog.insert(&[record(5, segment, 1)]).unwrap();
         }
@@ -144,7 +144,7 @@ fn the_copy_in_the_later_place_counts_whatever_comes_first() {
 #[test]
 fn a_name_twice_in_one_batch_counts_once() {
     let (_folder, catalog) = fresh();
-    catalog.begin_segment(1, 4_096).unwrap();
+    catalog.begin_segment(1, 4_096, 0).unwrap();
     let twice = [record(5, 1, 1), record(5, 1, 3)];
     let inserted = catalog.insert(&twice).unwrap();
     assert_eq!(inserted, Inserted { entered: 2, new: vec![name(5)] });
@@ -156,7 +156,7 @@ fn a_name_twice_in_one_batch_counts_once() {
 #[test]
 fn records_of_unlisted_segments_are_left_out() {
     let (_folder, catalog) = fresh();
-    catalog.begin_segment(2, 4_096).unwrap();
+    catalog.begin_segment(2, 4_096, 0).unwrap();
     let inserted = catalog.insert(&[record(1, 1, 1), record(2, 2, 1)]).unwrap();
     assert_eq!(inserted, Inserted { entered: 1, new: vec![name(2)] });
     assert_eq!(catalog.find(name(1)).unwrap(), None);
@@ -166,7 +166,7 @@ fn records_of_unlisted_segments_are_left_out() {
 #[test]
 fn only_the_very_copy_is_forgotten() {
     let (_folder, catalog) = fresh();
-    catalog.begin_segment(1, 4_096).unwrap();
+    catalog.begin_segment(1, 4_096, 0).unwrap();
     let (held, other) = (record(1, 1, 1), record(1, 1, 3));
     catalog.insert(&[held]).unwrap();
     assert!(!catalog.forget(held.name, &other.entry).unwrap());
@@ -187,7 +187,7 @@ fn a_removed_segment_takes_its_names_along_in_batches() {
     let count = catalog
         .remove_segment(1, &mut |removed| {
             largest = largest.max(removed.len());
-            names.extend_from_slice(removed);
+            names.extend(removed.iter().map(|record| record.name));
         })
         .unwrap();
     let expected: Vec<BlockName> = all[..2_400].iter().map(|record| record.name).collect();
@@ -201,7 +201,7 @@ fn a_removed_segment_takes_its_names_along_in_batches() {
 #[test]
 fn a_segment_is_sealed_only_with_all_its_records() {
     let (_folder, catalog) = fresh();
-    catalog.begin_segment(1, 4_096).unwrap();
+    catalog.begin_segment(1, 4_096, 0).unwrap();
     catalog.insert(&records(0, 3, 1)).unwrap();
     assert!(!catalog.seal_segment(1, &seal(4)).unwrap());
     assert_eq!(catalog.segment(1).unwrap().state, SegmentState::Open);
@@ -215,7 +215,7 @@ fn a_segment_is_sealed_only_with_all_its_records() {
 #[test]
 fn pages_of_names_are_sorted_and_complete() {
     let (_folder, catalog) = fresh();
-    catalog.begin_segment(1, 4_096).unwrap();
+    catalog.begin_segment(1, 4_096, 0).unwrap();
     let records = records(0, 10, 1);
     catalog.insert(&records).unwrap();
     let sorted = sorted(records);
@@ -271,7 +271,7 @@ fn a_rebuild_gives_what_the_segments_hold() {
 #[test]
 fn a_segment_loaded_again_holds_what_was_read_last() {
     let (_folder, catalog) = fresh();
-    catalog.begin_segment(1, 4_096).unwrap();
+    catalog.begin_segment(1, 4_096, 0).unwrap();
     catalog.insert(&records(0, 9, 1)).unwrap();
     // The end of the file was torn.
     catalog.load_segment(&contents(1, SegmentState::Open, records(0, 5, 1))).unwrap();

@@ -41,16 +41,40 @@ pub struct SegmentSeal {
 }
 
 impl Catalog {
-    /// Lists a segment that was begun and has this size.
+    /// Lists a segment that was begun at that time and has this size.
     ///
     /// # Errors
     /// When the database refuses.
     ///
     /// # Panics
     /// When the segment is listed: numbers are used once.
-    pub fn begin_segment(&self, number: u64, bytes: u64) -> Result<(), CatalogError> {
+    pub fn begin_segment(
+        &self,
+        number: u64,
+        bytes: u64,
+        created_unix_seconds: u64,
+    ) -> Result<(), CatalogError> {
         let _writing = self.writing.lock();
-        self.list(number, Segment::empty(SegmentState::Open, bytes))
+        let empty = Segment::empty(SegmentState::Open, bytes);
+        self.list(number, Segment { newest_unix_seconds: created_unix_seconds, ..empty })
+    }
+
+    /// A segment that is not complete has this size: blocks were written to it that will never be entered.
+    ///
+    /// # Errors
+    /// When the database refuses.
+    pub fn resize_segment(&self, number: u64, bytes: u64) -> Result<(), CatalogError> {
+        let _writing = self.writing.lock();
+        self.amend(number, |segment| segment.bytes = bytes)
+    }
+
+    /// The newest write of a segment counts as of this time: it seemed to come from the future.
+    ///
+    /// # Errors
+    /// When the database refuses.
+    pub fn age_segment(&self, number: u64, newest_unix_seconds: u64) -> Result<(), CatalogError> {
+        let _writing = self.writing.lock();
+        self.amend(number, |segment| segment.newest_unix_seconds = newest_unix_seconds)
     }
 
     /// Enters records that were written: their names, their segments' rows and their tenants' use together. At most 1,024
@@ -106,7 +130,7 @@ impl Catalog {
     }
 
     /// Takes a segment and the names whose copy lies in it out, and says how many names that were; each batch of at most
-    /// 1,024 is shown to `removed` after it was written. Its file must be gone before: a crash in between leaves a row
+    /// 1,024 copies is shown to `removed` after it was written. Its file must be gone before: a crash in between leaves a row
     /// without a file, which the next start finishes. 0 when the segment is not listed.
     ///
     /// # Errors
@@ -114,7 +138,7 @@ impl Catalog {
     pub fn remove_segment(
         &self,
         number: u64,
-        removed: &mut dyn FnMut(&[BlockName]),
+        removed: &mut dyn FnMut(&[Record]),
     ) -> Result<u64, CatalogError> {
         let _writing = self.writing.lock();
         self.remove(number, removed)
@@ -209,7 +233,7 @@ impl Catalog {
     pub(super) fn remove(
         &self,
         number: u64,
-        removed: &mut dyn FnMut(&[BlockName]),
+        removed: &mut dyn FnMut(&[Record]),
     ) -> Result<u64, CatalogError> {
         let Some(segment) = self.segment(number) else { return Ok(0) };
         if segment.state == SegmentState::Sealed {
@@ -218,18 +242,12 @@ impl Catalog {
         }
         let (mut count, mut first) = (0, Some(0));
         while let Some(page) = first {
-            let places = self.places(number, page, BATCH_NAMES_MAX)?;
-            let names: Vec<BlockName> = places.iter().map(|(_, name)| *name).collect();
+            let (gone, next) = self.copies(number, page, BATCH_NAMES_MAX)?;
             let mut change = self.change();
-            let mut gone = Vec::with_capacity(names.len());
-            for ((page, name), entry) in places.iter().zip(self.find_all(&names)?) {
-                if let Some(entry) = entry.filter(|entry| entry.place() == (number, *page)) {
-                    self.take_out(&mut change, *name, &entry);
-                    gone.push(*name);
-                }
+            for Record { name, entry } in &gone {
+                self.take_out(&mut change, *name, entry);
             }
-            let last = places.last().map(|(page, _)| *page);
-            first = last.filter(|_| places.len() == BATCH_NAMES_MAX).and_then(|p| p.checked_add(1));
+            first = next;
             if first.is_none() {
                 change.segments.insert(number, None);
                 let (from, until) = (rows::place_key(number, 0), rows::place_end(number));

@@ -2,7 +2,7 @@
 //! is made, and come from no measurement.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::f64::consts::TAU;
 use std::ops::Range;
 use std::time::Duration;
@@ -10,8 +10,9 @@ use std::time::Duration;
 use shared::{BlockName, Timestamp};
 
 use super::{Limits, Retention, Reuse, blocks_per_segment};
-use crate::disk::format::{PAGE, RecordHeader, RecordKind, record_bytes, seal_bytes};
-use crate::disk::index::{Candidate, QueueBounds, Refused, Segment, State};
+use crate::disk::catalog::Entry;
+use crate::disk::format::{PAGE, record_bytes, seal_bytes};
+use crate::disk::queue::{Candidate, Queue, QueueBounds, Refused};
 use crate::testing::{Generator, name};
 
 const HOUR: u64 = 3_600;
@@ -101,14 +102,23 @@ fn new_blocks_leave_half_of_the_budget_to_those_asked_for_before() {
     assert_eq!(admitted(Reuse::Unknown, 600..700, 72 * HOUR), 35, "a full bucket again");
 }
 
-/// What the writer does, without files: segments of 16 MiB in 1 GiB.
+/// What the writer and the catalog do, without files: segments of 16 MiB in 1 GiB.
 struct Disk {
-    state: State,
+    limits: Limits,
+    admission: Queue,
+    names: HashMap<BlockName, Entry>,
+    segments: BTreeMap<u64, Segment>,
     segment: Option<(u64, u64, usize)>,
     segments_made: u64,
     queue: VecDeque<BlockName>,
     bytes_max: u64,
     outcome: Outcome,
+}
+
+struct Segment {
+    bytes: u64,
+    newest: u64,
+    names: Vec<BlockName>,
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +140,10 @@ impl Disk {
     fn new(bytes_max: u64) -> Self {
         let limits = Limits::new(bytes_max, SEGMENT, FLASH, RETENTION).unwrap();
         Self {
-            state: State::new(Retention::new(limits)),
+            limits,
+            admission: Queue::new(Retention::new(limits)),
+            names: HashMap::new(),
+            segments: BTreeMap::new(),
             segment: None,
             segments_made: 0,
             queue: VecDeque::new(),
@@ -141,20 +154,40 @@ impl Disk {
 
     /// Removes what is due, and checks that nothing else leaves.
     fn expire(&mut self, now: u64) {
-        while let Some(number) = self.state.expired(now) {
-            self.outcome.violations += self.state.early_blocks(number, now);
-            self.state.remove_segment(number);
+        let limits = self.limits;
+        let due = |segment: &Segment| limits.is_over(segment.newest, now);
+        let expired: Vec<u64> =
+            self.segments.iter().filter(|(_, row)| due(row)).map(|(number, _)| *number).collect();
+        for number in expired {
+            for name in self.segments.remove(&number).unwrap().names {
+                let Some(entry) = self.names.get(&name).filter(|entry| entry.segment == number)
+                else {
+                    continue;
+                };
+                let early = !limits.is_over(entry.written_unix_seconds, now);
+                self.outcome.violations += usize::from(early);
+                self.names.remove(&name);
+            }
             self.outcome.expired_segments += 1;
             self.segment = self.segment.filter(|(open, ..)| *open != number);
         }
     }
 
+    fn file_bytes(&self) -> u64 {
+        self.segments.values().map(|segment| segment.bytes).sum()
+    }
+
+    fn restart(&mut self, now: u64) {
+        let written = self.segments.values().map(|segment| (segment.names.len(), segment.newest));
+        self.admission.retention.restart(written, now);
+    }
+
     fn write(&mut self, now: u64) {
         while let Some(name) = self.queue.pop_front() {
             self.write_one(name, now);
-            self.state.leave_queue(name, FLASH);
+            self.admission.leave(name, FLASH);
         }
-        assert!(self.state.file_bytes() <= self.bytes_max);
+        assert!(self.file_bytes() <= self.bytes_max);
     }
 
     fn write_one(&mut self, name: BlockName, now: u64) {
@@ -162,42 +195,45 @@ impl Disk {
             SEGMENT < end + record_bytes(FLASH) + seal_bytes(records + 1)
         };
         if let Some((number, end, records)) = self.segment.filter(full) {
-            self.state.resize_segment(number, end + seal_bytes(records));
+            self.segments.get_mut(&number).unwrap().bytes = end + seal_bytes(records);
             self.segment = None;
         }
         if self.segment.is_none() {
             self.expire(now);
-            if self.bytes_max - SEGMENT < self.state.file_bytes() {
+            if self.bytes_max - SEGMENT < self.file_bytes() {
                 self.outcome.no_room += 1;
                 return;
             }
             self.segments_made += 1;
-            let made = Segment { bytes: PAGE, newest_unix_seconds: now, ..Segment::default() };
-            self.state.add_segment(self.segments_made, made);
+            let made = Segment { bytes: PAGE, newest: now, names: Vec::new() };
+            self.segments.insert(self.segments_made, made);
             self.segment = Some((self.segments_made, PAGE, 0));
         }
         let (segment, end, records) = self.segment.unwrap();
-        let record = RecordHeader {
-            kind: RecordKind::Block,
-            exact: true,
+        let entry = Entry {
             segment,
             page: u32::try_from(end / PAGE).unwrap(),
             bytes: FLASH,
             checksum: 0,
+            exact: true,
             written_unix_seconds: now,
-            name,
+            tenant: 0,
         };
-        self.outcome.reput += u64::from(self.state.find(name).is_some());
-        assert!(self.state.insert(&record));
-        self.state.retention.spend(1, now);
-        self.segment = Some((segment, record.end(), records + 1));
+        self.outcome.reput += u64::from(self.names.insert(name, entry).is_some());
+        let end = end + record_bytes(FLASH);
+        let row = self.segments.get_mut(&segment).unwrap();
+        (row.bytes, row.newest) = (end, now);
+        row.names.push(name);
+        self.admission.retention.spend(1, now);
+        self.segment = Some((segment, end, records + 1));
     }
 
     fn offer(&mut self, name: BlockName, reuse: Reuse, now: u64) {
         let bounds = QueueBounds { objects: 1 << 20, bytes: u64::MAX };
-        let candidate = Candidate { name, bytes: FLASH, reuse, unix_seconds: now };
+        let held = self.names.get(&name).copied();
+        let candidate = Candidate { name, bytes: FLASH, reuse, unix_seconds: now, held };
         let class = usize::from(reuse == Reuse::Expected);
-        match self.state.admit(candidate, bounds, Timestamp(0)) {
+        match self.admission.admit(candidate, bounds, Timestamp(0)) {
             Ok(()) => {
                 self.outcome.admitted[class] += 1;
                 self.queue.push_back(name);
@@ -211,7 +247,7 @@ impl Disk {
     /// A prompt whose first `known` blocks were computed before. What is found is read, the rest is computed.
     fn serve(&mut self, names: &[BlockName], known: usize, now: u64) {
         for (index, name) in names.iter().enumerate() {
-            if self.state.find(*name).is_some() {
+            if self.names.contains_key(name) {
                 self.outcome.hits += 1;
                 self.offer(*name, Reuse::Expected, now);
             } else {
@@ -264,9 +300,9 @@ fn month(seed: u64, mean_s: f64, restarts: bool) -> Outcome {
         }
         if restarted + DAY / 3 < now {
             if restarts {
-                disk.state.restart_budget(now);
+                disk.restart(now);
             }
-            assert!(kept.iter().all(|(_, name)| disk.state.find(*name).is_some()));
+            assert!(kept.iter().all(|(_, name)| disk.names.contains_key(name)));
             restarted = now;
         }
         let conversation = if let Some(Reverse((_, number))) =

@@ -93,7 +93,8 @@ impl Exclusive {
 
     /// Checks every segment as [`super::fsck`] does and mends each damaged one: a torn end is cut off, blocks that fail
     /// their check leave the table, and a file that cannot be read as a segment gets another name. Segments of another
-    /// version and unborn ones are left alone. Blocks.
+    /// version and unborn ones are left alone. The catalog still knows what was there before: call
+    /// [`Exclusive::mend_catalog`] behind it. Blocks.
     ///
     /// # Errors
     /// When the system refuses a change; what was mended before stays so.

@@ -55,6 +55,7 @@ fn repair(folder: &Folder) -> Vec<Repair> {
     let mut repairs = Vec::new();
     let exclusive = Exclusive::lock(folder.path()).unwrap();
     exclusive.repair(&mut Found::default(), &mut |repair| repairs.push(repair.clone())).unwrap();
+    let _found = exclusive.mend_catalog().unwrap();
     repairs
 }
 

@@ -1,9 +1,11 @@
 //! Pools, placement and workers in the Prometheus text format.
 
+mod disk;
+
 use std::fmt::{Display, Write};
 
 use decode::DecodeStats;
-use kvstore::{DiskStats, HostStats, PeerStats};
+use kvstore::{HostStats, PeerStats};
 use prefill::PrefillStats;
 use router::RouterSnapshot;
 use shared::Tier;
@@ -253,144 +255,20 @@ pub(crate) fn store(stats: &HostStats, text: &mut String) {
             ),
             ("kvasir_kvstore_host_onboarded_total", "Blocks brought from disk", stats.onboarded),
             (
+                "kvasir_kvstore_host_disk_too_slow_total",
+                "Keys on a drive that could not bring them in time",
+                stats.disk_too_slow,
+            ),
+            (
                 "kvasir_kvstore_host_onboard_refused_total",
                 "Blocks not brought from disk for want of room",
                 stats.onboard_refused,
             ),
         ],
     );
-    if let Some(disk) = &stats.disk {
-        self::disk(disk, text);
+    if let Some(stats) = &stats.disk {
+        disk::write(stats, text);
     }
-}
-
-fn disk(stats: &DiskStats, text: &mut String) {
-    counters(
-        text,
-        &[
-            ("kvasir_kvstore_disk_written_total", "Blocks written", stats.written),
-            ("kvasir_kvstore_disk_written_bytes_total", "Their bytes", stats.written_bytes),
-            ("kvasir_kvstore_disk_read_total", "Blocks read and intact", stats.read),
-            ("kvasir_kvstore_disk_read_bytes_total", "Their bytes", stats.read_bytes),
-            ("kvasir_kvstore_disk_corrupt_total", "Blocks that failed their check", stats.corrupt),
-            ("kvasir_kvstore_disk_read_errors_total", "Reads refused", stats.read_errors),
-            ("kvasir_kvstore_disk_write_errors_total", "Writes refused", stats.write_errors),
-            ("kvasir_kvstore_disk_syncs_total", "Times made durable", stats.syncs),
-            (
-                "kvasir_kvstore_disk_segments_dropped_total",
-                "Segments removed to make room before their time",
-                stats.segments_dropped,
-            ),
-            (
-                "kvasir_kvstore_disk_lost_bytes_total",
-                "Bytes of torn ends and damage at the start",
-                stats.lost_bytes,
-            ),
-            (
-                "kvasir_kvstore_disk_scrubbed_bytes_total",
-                "Bytes that the scrub read again",
-                stats.scrubbed_bytes,
-            ),
-            (
-                "kvasir_kvstore_disk_scrub_damaged_total",
-                "Blocks that the scrub gave up",
-                stats.scrub_damaged,
-            ),
-            (
-                "kvasir_kvstore_disk_scrub_passes_total",
-                "Times that the scrub went over everything",
-                stats.scrub_passes,
-            ),
-        ],
-    );
-    head(text, "kvasir_kvstore_disk_dropped_total", "counter", "Blocks not written, by reason");
-    let reasons = [
-        ("queue", stats.dropped_queue),
-        ("budget", stats.dropped_budget),
-        ("error", stats.dropped_error),
-        ("evicted", stats.dropped_evicted),
-        ("corrupt", stats.dropped_corrupt),
-        ("closed", stats.dropped_closed),
-    ];
-    for (reason, count) in reasons {
-        sample(text, "kvasir_kvstore_disk_dropped_total", &[("reason", reason)], count);
-    }
-    gauges(
-        text,
-        &[
-            ("kvasir_kvstore_disk_held_blocks", "Blocks that can be read", stats.objects_held),
-            ("kvasir_kvstore_disk_held_bytes", "Their bytes", stats.bytes_held),
-            ("kvasir_kvstore_disk_file_bytes", "Bytes of segment files", stats.file_bytes),
-            ("kvasir_kvstore_disk_file_bytes_max", "The bound on those", stats.file_bytes_max),
-            ("kvasir_kvstore_disk_segments", "Segment files", stats.segments),
-            (
-                "kvasir_kvstore_disk_quarantined_pages",
-                "Places that the scrub found damaged",
-                stats.quarantined,
-            ),
-            ("kvasir_kvstore_disk_queue_blocks", "Blocks that wait", stats.queue_objects),
-            ("kvasir_kvstore_disk_suspended", "1 after a write error", stats.suspended),
-        ],
-    );
-    retention(stats, text);
-}
-
-fn retention(stats: &DiskStats, text: &mut String) {
-    counters(
-        text,
-        &[
-            (
-                "kvasir_kvstore_retention_violations_total",
-                "Blocks that left before their retention was over; 0 unless the disk was made smaller",
-                stats.retention_violations,
-            ),
-            (
-                "kvasir_kvstore_disk_segments_expired_total",
-                "Segments that left after their retention",
-                stats.segments_expired,
-            ),
-            (
-                "kvasir_kvstore_disk_expired_total",
-                "Blocks that left with those",
-                stats.objects_expired,
-            ),
-            (
-                "kvasir_kvstore_disk_reput_total",
-                "Blocks written again because of a late hit",
-                stats.reput,
-            ),
-            (
-                "kvasir_kvstore_disk_over_budget_bytes_total",
-                "Bytes of blocks that the write budget refused",
-                stats.dropped_budget_bytes,
-            ),
-        ],
-    );
-    let name = "kvasir_kvstore_disk_read_by_age_total";
-    head(text, name, "counter", "Blocks read, by their age");
-    for (age, count) in ["1h", "24h", "72h", "older"].into_iter().zip(stats.read_by_age) {
-        sample(text, name, &[("age", age)], count);
-    }
-    gauges(
-        text,
-        &[
-            (
-                "kvasir_kvstore_disk_budget_bytes",
-                "Bytes that may be written now",
-                stats.budget_bytes,
-            ),
-            (
-                "kvasir_kvstore_disk_budget_bytes_max",
-                "The same when nothing was written for long",
-                stats.budget_bytes_max,
-            ),
-            (
-                "kvasir_kvstore_disk_budget_refill_bytes",
-                "Bytes that come to it in a retention",
-                stats.budget_refill_bytes,
-            ),
-        ],
-    );
 }
 
 /// Appends the figures of a worker's lookups over several store nodes.

@@ -111,6 +111,8 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
         onboard_ms_max,
         onboard_lookups_max,
         scrub_mib_per_s,
+        catalog_cache_bytes,
+        catalog_write_buffer_bytes,
     } = config;
     let mut reader = Reader::new("disk", table);
     reader.set("bytes_max", bytes_max)?;
@@ -124,6 +126,8 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
     reader.set("onboard_ms_max", onboard_ms_max)?;
     reader.set("onboard_lookups_max", onboard_lookups_max)?;
     reader.set("scrub_mib_per_s", scrub_mib_per_s)?;
+    reader.set("catalog_cache_bytes", catalog_cache_bytes)?;
+    reader.set("catalog_write_buffer_bytes", catalog_write_buffer_bytes)?;
     reader.finish()
 }
 

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::thread;
 
-use kvstore::survey::{Checked, Exclusive, Finding, Pace, Repair, Survey, Watcher, fsck as check};
+use kvstore::survey::{
+    CatalogCheck, CatalogState, Checked, Exclusive, Finding, Pace, Repair, Survey, Watcher,
+    fsck as check,
+};
 use serde_json::{Value, json};
 use shared::Clock;
 
@@ -22,20 +25,87 @@ pub(super) fn fsck(
         console.line(&line)
     });
     let mut repairs = Vec::new();
-    let checked = if args.repair {
+    let (checked, catalog) = if args.repair {
         let exclusive = Exclusive::lock(&args.of.folder)?;
-        exclusive.repair(&mut lines, &mut |repair| repairs.push(repair.clone()))?
+        let checked = exclusive.repair(&mut lines, &mut |repair| repairs.push(repair.clone()))?;
+        // After the files: segments that were mended differ from what the catalog knows.
+        (checked, Some(exclusive.mend_catalog()?))
     } else {
-        check(&Survey::open(&args.of.folder)?, &mut lines)
+        let checked = check(&Survey::open(&args.of.folder)?, &mut lines);
+        (checked, catalog_of(args)?)
     };
     lines.written?;
     for repair in &repairs {
         let line = if args.of.json { repair_json(repair).to_string() } else { mended(repair) };
         console.line(&line)?;
     }
-    let line = if args.of.json { checked_json(&checked).to_string() } else { summary(&checked) };
+    let differences = catalog.as_ref().map_or(0, differences);
+    let line = if args.of.json {
+        let mut line = checked_json(&checked);
+        line["catalog"] = catalog_json(catalog.as_ref());
+        line.to_string()
+    } else {
+        format!("{}; {}", summary(&checked), catalog_summary(catalog.as_ref()))
+    };
     console.line(&line)?;
-    Ok(checked.damaged == 0)
+    Ok(checked.damaged == 0 && differences == 0)
+}
+
+/// Compares the catalog, unless its folder cannot be locked: a store runs, nothing is there, or it is not to be written.
+fn catalog_of(args: &FsckArgs) -> anyhow::Result<Option<CatalogState>> {
+    let Ok(exclusive) = Exclusive::lock(&args.of.folder) else {
+        return Ok(None);
+    };
+    Ok(Some(exclusive.check_catalog()?))
+}
+
+fn differences(catalog: &CatalogState) -> u64 {
+    match catalog {
+        CatalogState::Unusable(_) => 0,
+        CatalogState::Compared(check) => check.differences(),
+    }
+}
+
+fn catalog_summary(catalog: Option<&CatalogState>) -> String {
+    match catalog {
+        None => "the catalog was not looked at: a store runs, or none ever did".to_owned(),
+        Some(CatalogState::Unusable(reason)) => {
+            format!("{reason}, so the next start makes it anew")
+        }
+        Some(CatalogState::Compared(check)) if check.differences() == 0 => {
+            format!("the catalog agrees in {} segments", check.segments)
+        }
+        Some(CatalogState::Compared(check)) => format!(
+            "the catalog differs: {} entries without a record, {} records without an entry, {} contradictions; \
+             --repair mends it",
+            check.entries_without_record, check.records_without_entry, check.contradictions
+        ),
+    }
+}
+
+fn catalog_json(catalog: Option<&CatalogState>) -> Value {
+    match catalog {
+        None => Value::Null,
+        Some(CatalogState::Unusable(reason)) => json!({"unusable": reason.to_string()}),
+        Some(CatalogState::Compared(check)) => {
+            let CatalogCheck {
+                segments,
+                entries,
+                entries_without_record,
+                records_without_entry,
+                contradictions,
+                unsettled,
+            } = check;
+            json!({
+                "segments": segments,
+                "segments_unsettled": unsettled,
+                "entries": entries,
+                "entries_without_record": entries_without_record,
+                "records_without_entry": records_without_entry,
+                "contradictions": contradictions,
+            })
+        }
+    }
 }
 
 /// Reads every payload at a bounded rate; false when there was damage.

@@ -57,7 +57,7 @@ fn closed() -> TempDir {
 /// One change after another; `after` sees each.
 fn fill(catalog: &Catalog, mut after: impl FnMut(&Catalog)) {
     for number in 1..=3 {
-        catalog.begin_segment(number, 4_096).unwrap();
+        catalog.begin_segment(number, 4_096, 0).unwrap();
         after(catalog);
         let first = u32::try_from(number).unwrap() * 10;
         for record in records(first, 10, number) {

@@ -54,7 +54,7 @@ fn step(catalog: &Catalog, model: &mut Model, random: &mut Random) {
                 };
                 catalog.seal_segment(newest, &seal).unwrap();
             }
-            catalog.begin_segment(number, 4_096).unwrap();
+            catalog.begin_segment(number, 4_096, 0).unwrap();
             model.segments.insert(number, 0);
             model.number_next += 1;
         }
@@ -69,7 +69,9 @@ fn step(catalog: &Catalog, model: &mut Model, random: &mut Random) {
                 .map(|(name, _)| *name)
                 .collect();
             let mut shown = Vec::new();
-            catalog.remove_segment(number, &mut |names| shown.extend_from_slice(names)).unwrap();
+            let mut show =
+                |removed: &[Record]| shown.extend(removed.iter().map(|record| record.name));
+            catalog.remove_segment(number, &mut show).unwrap();
             shown.sort_unstable();
             assert_eq!(shown, gone);
             model.segments.remove(&number);
