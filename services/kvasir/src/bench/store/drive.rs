@@ -207,7 +207,10 @@ impl Drive {
     /// Every step once; the order within writing and within reading is reversed every second time.
     pub(super) fn round(&mut self) -> anyhow::Result<()> {
         let mut round = Round::default();
-        for steps in STAGES {
+        for (stage, steps) in STAGES.into_iter().enumerate() {
+            if stage == 1 && self.rounds.is_empty() {
+                self.touch()?;
+            }
             for at in turns(self.rounds.len(), steps.len()) {
                 let step = steps[at];
                 self.step(step, &mut round).with_context(|| format!("{step:?} failed"))?;
@@ -261,6 +264,16 @@ impl Drive {
             Step::RestoreDisk => round.restore_disk = self.restore(|| self.cool())?,
             Step::RestoreHost => round.restore_host = self.restore(|| Ok(()))?,
             Step::Copy => round.copy = self.copy(),
+        }
+        Ok(())
+    }
+
+    /// Reads everything once from the node's memory, so that its pages are mapped as they are after some time of work.
+    fn touch(&self) -> anyhow::Result<()> {
+        self.rig.hold_all(WAY)?;
+        for blocks in self.rig.sealed.chunks(BATCH.min(self.rig.sizes.targets)) {
+            let (_ticket, sources) = self.rig.locate(WAY, blocks)?;
+            self.rig.get(&sources)?;
         }
         Ok(())
     }

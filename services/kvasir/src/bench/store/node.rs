@@ -1,6 +1,7 @@
 //! A worker and the store nodes that it talks to, all in this process: over QUIC or through shared memory, as between
 //! processes.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -9,9 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use crossbeam_channel::{Receiver, bounded};
 use kvstore::{
-    DiskTier, HostTier, HostTierConfig, HostWiring, PeerStats, PeerTransport, ReadDone,
+    DiskTier, HostTier, HostTierConfig, HostWiring, OwnedSlot, PeerStats, PeerTransport, ReadDone,
     ReadRequest, SealedSlot, Transport,
 };
+use parking_lot::Mutex;
 use shared::{
     BlockStore, Clock, Descriptor, DpRank, Flow, Grouped, LocateEvent, ObjectKey, ObjectKind,
     OfferEvent, OfferOutcome, RegionId, RequestContext, Ticket, WorkerId, WorkerRank,
@@ -52,8 +54,9 @@ pub(super) struct Rig {
     /// What the worker offers.
     pub(super) source: Side,
     pub(super) sealed: Vec<SealedSlot>,
-    /// Where the worker reads to.
+    /// Where the worker reads to, and its slots, which are written by reads in turn.
     pub(super) target: Side,
+    targets: Mutex<VecDeque<OwnedSlot>>,
     transport: Arc<PeerTransport>,
     nodes: Vec<Node>,
 }
@@ -82,6 +85,7 @@ impl Rig {
     ) -> anyhow::Result<Self> {
         let source = Side::new(WORKER, u32::try_from(sizes.objects)?, sizes.object_bytes)?;
         let target = Side::new(WORKER, u32::try_from(sizes.targets)?, sizes.object_bytes)?;
+        let targets = Mutex::new(target.pool.reserve(sizes.targets)?.into());
         let sealed = source.fill(sizes.objects, sizes.object_bytes)?;
         let me = identity(folder, MemberRole::Decode, "worker", clock)?;
         let (known, socket) = (Directory::new(), folder.join("worker.sock"));
@@ -101,7 +105,7 @@ impl Rig {
             let disk = disk.filter(|_| nodes.is_empty());
             nodes.push(Node::start(*way, rank, sizes, disk, (transport, clock))?);
         }
-        Ok(Self { sizes, source, sealed, target, transport: Arc::new(worker), nodes })
+        Ok(Self { sizes, source, sealed, target, targets, transport: Arc::new(worker), nodes })
     }
 
     /// Closes the transports, then the nodes.
@@ -185,20 +189,24 @@ impl Rig {
         Ok((ticket, found))
     }
 
-    /// Reads objects of a node into the worker's memory and waits until they are there, checked.
+    /// Reads objects of a node into the worker's memory and waits until they are there, checked. The slots take turns, so
+    /// that what is written to is no warmer than what a copy or a connection writes to.
     pub(super) fn get(&self, sources: &[Descriptor]) -> anyhow::Result<()> {
-        let targets = self.target.pool.reserve(sources.len())?;
-        let reads = sources.iter().zip(targets);
+        let mut targets = self.targets.lock();
+        ensure!(sources.len() <= targets.len(), "{} reads at a time are too many", sources.len());
+        let reads = sources.iter().zip(targets.drain(..sources.len()));
         let reads = reads.map(|(source, target)| ReadRequest { source: *source, target });
+        let reads: Vec<ReadRequest> = reads.collect();
         let (done, answers) = bounded(sources.len());
         let sink = move |answer: ReadDone| {
             let ReadDone { result, target, .. } = answer;
-            drop(target);
-            if done.send(result).is_ok() { Flow::Open } else { Flow::Closed }
+            if done.send((result, target)).is_ok() { Flow::Open } else { Flow::Closed }
         };
-        let _ticket = self.transport.read(RequestContext::NONE, reads.collect(), Box::new(sink));
+        let _ticket = self.transport.read(RequestContext::NONE, reads, Box::new(sink));
         for _ in sources {
-            answers.recv_timeout(ANSWER_MAX).context("a read was not answered")??;
+            let answer = answers.recv_timeout(ANSWER_MAX).context("a read was not answered")?;
+            answer.0?;
+            targets.push_back(answer.1);
         }
         Ok(())
     }
