@@ -53,6 +53,12 @@ impl Side {
     }
 }
 
+/// The order of `count` steps in a round: forward, and backward every second time, so that none always follows the same.
+pub(super) fn turns(round: usize, count: usize) -> Vec<usize> {
+    let forward = 0..count;
+    if round.is_multiple_of(2) { forward.collect() } else { forward.rev().collect() }
+}
+
 /// Bytes that look random and differ by key.
 pub(super) fn fill(memory: &mut [u8], key: u64) {
     let mut value = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -23,6 +23,7 @@ pub use loopback::LoopbackReport;
 use self::drive::Drive;
 use self::loopback::Loopback;
 use super::figures::load_average;
+use super::rig::turns;
 use crate::cli::StoreArgs;
 use crate::console::Console;
 
@@ -107,12 +108,6 @@ async fn measure(
     let drive = part.end().await;
     let load_after = load_average()?;
     Ok(StoreReport { object_bytes, objects, rounds, load_before, load_after, loopback, drive })
-}
-
-/// The order of `count` steps in a round: forward, and backward every second time.
-fn turns(round: usize, count: usize) -> Vec<usize> {
-    let forward = 0..count;
-    if round.is_multiple_of(2) { forward.collect() } else { forward.rev().collect() }
 }
 
 /// Takes the steps of a round in their turn; the results are in the order of the steps all the same.
@@ -204,7 +199,8 @@ mod tests {
 
     use shared::Clock;
 
-    use super::{in_turn, measure, turns};
+    use super::{in_turn, measure};
+    use crate::bench::rig::turns;
     use crate::cli::StoreArgs;
     use crate::clock::SystemClock;
     use crate::console::Console;

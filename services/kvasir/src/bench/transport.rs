@@ -27,7 +27,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::sync::mpsc;
 
 use super::figures::{median, processor_ticks, tick_seconds, to_float};
-use super::rig::{Directory, Side, identity, peer, transport};
+use super::rig::{Directory, Side, identity, peer, transport, turns};
 use crate::cli::TransportArgs;
 use crate::console::Console;
 use crate::identity::{Identity, MemberRole};
@@ -79,9 +79,10 @@ pub(crate) async fn run(
     let rig = Rig::start(args, clock, folder.path()).await?;
     let mut seconds: Vec<[f64; WAYS.len()]> = Vec::new();
     let mut ticks = [0_u64; WAYS.len()];
-    for number in 0..=args.rounds {
+    for number in 0..=usize::try_from(args.rounds)? {
         let mut round = [0.0; WAYS.len()];
-        for (at, way) in turns(number) {
+        for at in turns(number, WAYS.len()) {
+            let way = WAYS[at];
             let (before, start) = (processor_ticks()?, clock.now());
             rig.go(way).await.with_context(|| format!("{way} failed"))?;
             round[at] = nanoseconds(clock.now().since(start)) / NANOSECONDS;
@@ -112,15 +113,6 @@ pub(crate) async fn run(
 }
 
 const WAYS: [&str; 5] = ["memcpy", "tcp", "quinn", "quic", "shared_memory"];
-
-/// The ways of a round in their order, each with its place in [`WAYS`].
-fn turns(round: u32) -> Vec<(usize, &'static str)> {
-    let mut turns: Vec<_> = WAYS.into_iter().enumerate().collect();
-    if round % 2 == 1 {
-        turns.reverse();
-    }
-    turns
-}
 
 fn report(
     args: &TransportArgs,

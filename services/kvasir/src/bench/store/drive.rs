@@ -20,13 +20,14 @@ use serde::Serialize;
 use shared::{Clock, Numerics, OfferOutcome, SlotIndex};
 use tokio::task::block_in_place;
 
+use super::BATCH;
 use super::ceiling::Ceiling;
 use super::node::{Rig, Sizes, Way};
-use super::{BATCH, turns};
 use crate::bench::figures::{
     device_bytes_written, drive_bytes, median, processor_ticks, tick_seconds, to_float,
     wide_to_float,
 };
+use crate::bench::rig::turns;
 
 /// Blocks of a run: a prompt of 32,768 tokens.
 const RUN_BLOCKS: usize = 256;

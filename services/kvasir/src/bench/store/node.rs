@@ -179,13 +179,10 @@ impl Rig {
         let tier = self.tier(way)?;
         let ticket = tier.locate(RequestContext::NONE, keys.collect(), Box::new(sink));
         let found = answers.recv_timeout(ANSWER_MAX).context("a lookup was not answered")?;
-        let found: Vec<Descriptor> = found.into_iter().flatten().collect();
-        ensure!(
-            found.len() == objects.len(),
-            "{} of {} blocks were found; is the drive full or slow?",
-            found.len(),
-            objects.len()
-        );
+        if let Some(miss) = found.iter().find_map(|found| found.err()) {
+            bail!("not all of {} blocks were found: {miss:?}", objects.len());
+        }
+        let found = found.into_iter().flatten().collect();
         Ok((ticket, found))
     }
 
