@@ -3,17 +3,18 @@
 # reversed order every second round; then our catalog at several sizes. Prints a Markdown report for ../results.
 #
 # store.sh [--rounds 3] [--objects 1024] [--mebibytes 512] [--folder DIR] [--entries "1000000 10000000"] [--table FILE]
+#          [--kvasir PROGRAM] [--peers PROGRAM]
 #
-# Installs what is missing (Debian packages, a Python environment in the folder) and builds ours and the peers. Takes about
-# five times the mebibytes on the drive and three times in memory. What was measured stays in FOLDER/figures.jsonl; --table
-# makes the report from such a file and measures nothing.
+# Installs what is missing (Debian packages, a Python environment in the folder) and builds ours and the peers, unless their
+# programs are given. Takes three times the mebibytes on the drive and in memory, and 1 GB for ten million entries. What was
+# measured stays in FOLDER/figures.jsonl; --table makes the report from such a file and measures nothing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 . "$root/deploy/common.sh"
 export RUST_BACKTRACE=0
 
-rounds=3 objects=1024 mebibytes=512 bytes=113920 entries="1000000 10000000" folder="" table=""
+rounds=3 objects=1024 mebibytes=512 bytes=113920 entries="1000000 10000000" folder="" table="" kvasir="" peers=""
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || fail "$1 wants a value"
   case $1 in
@@ -23,6 +24,8 @@ while [ $# -gt 0 ]; do
     --folder) folder=$2 ;;
     --entries) entries=$2 ;;
     --table) table=$2 ;;
+    --kvasir) kvasir=$2 ;;
+    --peers) peers=$2 ;;
     *) fail "$1 is unknown; see the head of $0" ;;
   esac
   shift 2
@@ -68,11 +71,16 @@ fi
 "$python" -c 'import mooncake.store' 2> /dev/null || "$folder/python/bin/pip" install --quiet "$mooncake" ||
   say "no Mooncake Store: $mooncake cannot be installed; its rows will be missing"
 
-say "building"
-(cd "$root" && cargo build --release --quiet -p kvasir)
-kvasir=${CARGO_TARGET_DIR:-$root/target}/release/kvasir
-(cd "$here" && CARGO_TARGET_DIR=${PEERS_TARGET_DIR:-$here/target} cargo build --release --quiet)
-peers=${PEERS_TARGET_DIR:-$here/target}/release/peers
+if [ -z "$kvasir" ]; then
+  say "building kvasir"
+  (cd "$root" && cargo build --release --quiet -p kvasir)
+  kvasir=${CARGO_TARGET_DIR:-$root/target}/release/kvasir
+fi
+if [ -z "$peers" ]; then
+  say "building the peers"
+  (cd "$here" && CARGO_TARGET_DIR=${PEERS_TARGET_DIR:-$here/target} cargo build --release --quiet)
+  peers=${PEERS_TARGET_DIR:-$here/target}/release/peers
+fi
 
 # record NAME COMMAND...: appends each JSON line of the command with the round and the load of the machine.
 record() {
