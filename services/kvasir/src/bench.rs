@@ -1,6 +1,10 @@
-//! Benchmarks: the ladder is a client and measures any OpenAI-compatible server from outside; the transport's needs none.
+//! Benchmarks: the ladder is a client and measures any OpenAI-compatible server from outside; those of the transport and of
+//! the store need none.
 
+mod figures;
 pub mod handoff;
 pub mod ladder;
+mod rig;
+pub mod store;
 mod text;
 pub mod transport;

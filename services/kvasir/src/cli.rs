@@ -3,6 +3,8 @@
 //! Invariants: a failure is one line on standard error that says what to do, and exit status 1; wrong usage is 2.
 //! Results go to standard output, progress and logs to standard error.
 
+mod bench;
+
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
@@ -22,8 +24,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, registry};
 
-use crate::bench::ladder::{LadderOptions, describe, run as run_ladder};
-use crate::bench::{handoff, transport};
+pub use bench::{HandoffArgs, StoreArgs, TransportArgs};
+
 use crate::clock::SystemClock;
 use crate::config::{Config, show};
 use crate::console::Console;
@@ -70,21 +72,11 @@ enum Command {
         #[command(subcommand)]
         which: kv::KvCommand,
     },
-    /// Measure a server, the transports or the hand-off.
+    /// Measure a server, the store, the transports or the hand-off.
     Bench {
         #[command(subcommand)]
-        which: BenchCommand,
+        which: bench::BenchCommand,
     },
-}
-
-#[derive(Debug, Subcommand)]
-enum BenchCommand {
-    /// The TTFT ladder: cold, device, host, direct. Works against any OpenAI-compatible server.
-    Ladder(LadderArgs),
-    /// How fast blocks move between two memories: memcpy, TCP, bare quinn, QUIC and shared memory in turns.
-    Transport(TransportArgs),
-    /// What separate processes cost a cold prompt: one process against four, in turns.
-    Handoff(HandoffArgs),
 }
 
 /// Float64 reference arithmetic or fast float32, as it is typed and written in configuration.
@@ -301,63 +293,6 @@ pub struct DemoArgs {
     pub prompt_tokens: u32,
 }
 
-/// Options of `kvasir bench ladder`.
-#[derive(Clone, Debug, Args)]
-struct LadderArgs {
-    /// The server, for example http://127.0.0.1:8000.
-    #[arg(long)]
-    url: String,
-    /// Kvasir's admin listener; once per process. Without any the host rung is left out.
-    #[arg(long)]
-    admin: Vec<String>,
-    /// Length of the long prompt in tokens.
-    #[arg(long, default_value_t = 8_000)]
-    prompt_tokens: u32,
-    /// The model; the first one the server lists when none is given.
-    #[arg(long)]
-    model: Option<String>,
-    /// Bearer token.
-    #[arg(long)]
-    api_key: Option<String>,
-    /// One JSON line instead of a table.
-    #[arg(long)]
-    json: bool,
-}
-
-/// Options of `kvasir bench handoff`.
-#[derive(Clone, Debug, Args)]
-pub struct HandoffArgs {
-    /// Folder of the checkpoint.
-    #[arg(long)]
-    pub model: PathBuf,
-    /// Length of each prompt in tokens.
-    #[arg(long, default_value_t = 8_000)]
-    pub prompt_tokens: u32,
-    /// Rounds after one that warms up.
-    #[arg(long, default_value_t = 7)]
-    pub rounds: u32,
-    /// One JSON line instead of text.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Options of `kvasir bench transport`.
-#[derive(Clone, Debug, Args)]
-pub struct TransportArgs {
-    /// Bytes to move per way and round, in MiB.
-    #[arg(long, default_value_t = 256)]
-    pub mebibytes: usize,
-    /// Bytes of one object; the default is a block of Flash.
-    #[arg(long, default_value_t = 113_920)]
-    pub object_bytes: usize,
-    /// Rounds after one that warms up.
-    #[arg(long, default_value_t = 9)]
-    pub rounds: u32,
-    /// One JSON line instead of a table.
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// Runs the command line and reports how it ended.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, console: &mut Console) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
@@ -425,15 +360,7 @@ fn dispatch(command: Command, tap: &LogTap, console: &mut Console) -> anyhow::Re
         Command::Golden(args) => golden::run(&args, console),
         Command::Demo(args) => block_on(demo::run(&args, clock, console)),
         Command::Kv { which } => kv::run(&which, clock, console),
-        Command::Bench { which: BenchCommand::Ladder(args) } => {
-            block_on(ladder(args, clock, console)).map(|()| true)
-        }
-        Command::Bench { which: BenchCommand::Transport(args) } => {
-            block_on(transport::run(&args, &clock, console)).map(|()| true)
-        }
-        Command::Bench { which: BenchCommand::Handoff(args) } => {
-            block_on(handoff::run(&args, &clock, console)).map(|()| true)
-        }
+        Command::Bench { which } => block_on(which.run(&clock, console)).map(|()| true),
     }
 }
 
@@ -445,31 +372,6 @@ fn role(
     console: &mut Console,
 ) -> anyhow::Result<bool> {
     block_on(roles::run(role, args, tap, clock, console)).map(|()| true)
-}
-
-async fn ladder(
-    args: LadderArgs,
-    clock: Arc<dyn Clock>,
-    console: &mut Console,
-) -> anyhow::Result<()> {
-    let options = LadderOptions {
-        url: args.url,
-        admins: args.admin,
-        api_key: args.api_key,
-        model: args.model,
-        prompt_tokens: args.prompt_tokens,
-    };
-    let mut lines = Vec::new();
-    let report = run_ladder(&options, &clock, |rung| {
-        let line = describe(rung);
-        if args.json { console.progress(&line) } else { lines.push(console.line(&line)) }
-    })
-    .await?;
-    lines.into_iter().collect::<Result<Vec<()>, _>>()?;
-    if args.json {
-        console.line(&serde_json::to_string(&report)?)?;
-    }
-    Ok(())
 }
 
 /// Runs a command on the runtime of the front door. The engine's threads are its own.

@@ -16,6 +16,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use super::figures::median;
 use super::ladder::{Ladder, LadderOptions};
 use crate::cli::HandoffArgs;
 use crate::console::Console;
@@ -74,8 +75,8 @@ pub(crate) async fn run(
     console.line(&format!(
         "{} tokens cold: one process {:.0} ms, four processes {:.0} ms (medians of {}); ratio {:.3}",
         report.prompt_tokens,
-        median(&report.one_process_ms),
-        median(&report.four_processes_ms),
+        median(report.one_process_ms.iter().copied()),
+        median(report.four_processes_ms.iter().copied()),
         args.rounds,
         report.four_of_one
     ))?;
@@ -127,7 +128,7 @@ async fn measure(
     let [one, four] = times;
     Ok(HandoffReport {
         prompt_tokens,
-        four_of_one: median(&four) / median(&one),
+        four_of_one: median(four.iter().copied()) / median(one.iter().copied()),
         one_process_ms: one,
         four_processes_ms: four,
     })
@@ -160,10 +161,4 @@ async fn serve(args: &HandoffArgs) -> anyhow::Result<(Child, String)> {
         .await
         .context("the process with all roles did not start in time")??;
     Ok((child, url))
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
 }

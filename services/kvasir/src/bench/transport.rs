@@ -8,7 +8,6 @@
 //! Every second round goes backwards: a way is faster right after one that touched the same memory and little else, and
 //! in one fixed order only the first would come after such a one.
 
-use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -17,33 +16,26 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
-use kvstore::{
-    DataTls, Peer, PeerDirectory, PeerTransport, PeerTransportConfig, PeerWiring, Pool, PoolConfig,
-    ReadDone, ReadRequest, Seal, SealedSlot, SharedMemory, Transport,
-};
+use kvstore::{PeerTransport, ReadDone, ReadRequest, SealedSlot, Transport};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
     ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
 };
 use serde::Serialize;
-use shared::{
-    BlockName, Clock, DpRank, Flow, ObjectKind, RegionId, RequestContext, SlotMemory, Tier,
-    WorkerId, WorkerRank,
-};
+use shared::{Clock, DpRank, Flow, RequestContext, SlotMemory, WorkerId, WorkerRank};
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use super::figures::{median, processor_ticks, tick_seconds, to_float};
+use super::rig::{Directory, Side, identity, peer, transport, turns};
 use crate::cli::TransportArgs;
 use crate::console::Console;
-use crate::identity::{ClusterAuthority, Identity, IdentityFiles, MemberIdentity, MemberRole};
+use crate::identity::{Identity, MemberRole};
 
 /// The bare stream's packets, windows and buffers: those that suit this project's transport best, for a fair bound.
 const MTU: u16 = 6_400;
 const WINDOW: u32 = 2 << 20;
 const SOCKET_BYTES: usize = 8 << 20;
-/// Ticks of the system's processor accounting per second.
-const TICKS: f64 = 100.0;
 const NANOSECONDS: f64 = 1e9;
 
 /// What one way did.
@@ -87,9 +79,10 @@ pub(crate) async fn run(
     let rig = Rig::start(args, clock, folder.path()).await?;
     let mut seconds: Vec<[f64; WAYS.len()]> = Vec::new();
     let mut ticks = [0_u64; WAYS.len()];
-    for number in 0..=args.rounds {
+    for number in 0..=usize::try_from(args.rounds)? {
         let mut round = [0.0; WAYS.len()];
-        for (at, way) in turns(number) {
+        for at in turns(number, WAYS.len()) {
+            let way = WAYS[at];
             let (before, start) = (processor_ticks()?, clock.now());
             rig.go(way).await.with_context(|| format!("{way} failed"))?;
             round[at] = nanoseconds(clock.now().since(start)) / NANOSECONDS;
@@ -121,15 +114,6 @@ pub(crate) async fn run(
 
 const WAYS: [&str; 5] = ["memcpy", "tcp", "quinn", "quic", "shared_memory"];
 
-/// The ways of a round in their order, each with its place in [`WAYS`].
-fn turns(round: u32) -> Vec<(usize, &'static str)> {
-    let mut turns: Vec<_> = WAYS.into_iter().enumerate().collect();
-    if round % 2 == 1 {
-        turns.reverse();
-    }
-    turns
-}
-
 fn report(
     args: &TransportArgs,
     seconds: &[[f64; WAYS.len()]],
@@ -138,19 +122,12 @@ fn report(
 ) -> TransportReport {
     let gigabytes = to_float(round_bytes) / 1e9;
     let rounds = to_float(seconds.len());
-    let median = |mut values: Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
-    let ratio = |slow: usize, fast: usize| {
-        median(seconds.iter().map(|round| round[fast] / round[slow]).collect())
-    };
+    let ratio =
+        |slow: usize, fast: usize| median(seconds.iter().map(|round| round[fast] / round[slow]));
     let ways = WAYS.iter().enumerate().map(|(at, name)| WayReport {
         name,
-        gigabytes_per_second: gigabytes / median(seconds.iter().map(|round| round[at]).collect()),
-        cpu_seconds_per_gigabyte: to_float(usize::try_from(ticks[at]).unwrap_or(usize::MAX))
-            / TICKS
-            / (gigabytes * rounds),
+        gigabytes_per_second: gigabytes / median(seconds.iter().map(|round| round[at])),
+        cpu_seconds_per_gigabyte: tick_seconds(ticks[at]) / (gigabytes * rounds),
     });
     TransportReport {
         object_bytes: args.object_bytes,
@@ -176,22 +153,8 @@ struct Rig {
     bare: Bare,
 }
 
-/// One memory with its pool.
-struct Side {
-    memory: Arc<SharedMemory>,
-    pool: Pool,
-}
-
 const OWNER: WorkerRank = WorkerRank { worker: WorkerId(1), rank: DpRank(0) };
 const READER: WorkerRank = WorkerRank { worker: WorkerId(2), rank: DpRank(0) };
-
-struct One(Peer);
-
-impl PeerDirectory for One {
-    fn peer(&self, region: RegionId) -> Option<Peer> {
-        (region.owner() == OWNER).then(|| self.0.clone())
-    }
-}
 
 impl Rig {
     async fn start(
@@ -215,22 +178,16 @@ impl Rig {
         let owner_tls = identity(folder, MemberRole::Kvstore, "owner", clock)?;
         let reader_tls = identity(folder, MemberRole::Decode, "reader", clock)?;
         let socket = folder.join("owner.sock");
-        let nobody = Peer {
-            server_name: String::new(),
-            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            shm: None,
-        };
-        let owner = transport(&owner_tls, nobody, Some(socket.clone()), clock)?;
+        let owner = transport(&owner_tls, Directory::new(), Some(socket.clone()), clock)?;
         owner.register_shared(&source.pool, &source.memory)?;
-        let server_name = owner_tls.member().dns_name();
-        let peer = |shm: Option<PathBuf>| Peer {
-            server_name: server_name.clone(),
-            address: owner.address(),
-            shm,
+        let knowing = |shm: Option<PathBuf>| {
+            let peers = Directory::new();
+            peers.add(OWNER, peer(&owner_tls, &owner, shm));
+            transport(&reader_tls, peers, None, clock)
         };
         Ok(Self {
-            quic: transport(&reader_tls, peer(None), None, clock)?,
-            shared: transport(&reader_tls, peer(Some(socket)), None, clock)?,
+            quic: knowing(None)?,
+            shared: knowing(Some(socket))?,
             bare: Bare::start(&owner_tls, &reader_tls).await?,
             object_bytes: args.object_bytes,
             source,
@@ -257,11 +214,7 @@ impl Rig {
 
     fn copy(&self) {
         for slot in &self.sealed {
-            self.source.memory.read(slot.index(), &mut |from| {
-                self.target.memory.write(slot.index(), &mut |to| {
-                    to[..self.object_bytes].copy_from_slice(&from[..self.object_bytes]);
-                });
-            });
+            self.source.copy(slot.index(), (&self.target, slot.index()), self.object_bytes);
         }
     }
 
@@ -327,78 +280,6 @@ impl Rig {
         self.bare.server.close(VarInt::from_u32(0), b"done");
         self.bare.client.close(VarInt::from_u32(0), b"done");
     }
-}
-
-impl Side {
-    fn new(owner: WorkerRank, slots: u32, bytes: usize) -> anyhow::Result<Self> {
-        let memory = Arc::new(SharedMemory::with_slots(slots, bytes)?);
-        let kind = ObjectKind::Block;
-        let config = PoolConfig { region: RegionId::of(owner, kind), kind, tier: Tier::Host };
-        let pool = Pool::new(config, Arc::clone(&memory) as Arc<dyn SlotMemory>);
-        Ok(Self { memory, pool })
-    }
-
-    /// Objects of different content, so that nothing is found equal by chance.
-    fn fill(&self, objects: usize, bytes: usize) -> anyhow::Result<Vec<SealedSlot>> {
-        let mut sealed = Vec::new();
-        for (number, mut slot) in (0_u64..).zip(self.pool.reserve(objects)?) {
-            let mut value = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-            slot.write(&mut |memory| {
-                for chunk in memory.chunks_mut(8) {
-                    value ^= value << 13;
-                    value ^= value >> 7;
-                    value ^= value << 17;
-                    chunk.copy_from_slice(&value.to_le_bytes()[..chunk.len()]);
-                }
-            });
-            let mut name = [0; 16];
-            name[..8].copy_from_slice(&number.to_le_bytes());
-            let seal = Seal { name: BlockName(name), exact: true, bytes: u32::try_from(bytes)? };
-            sealed.push(self.pool.seal(slot, seal));
-        }
-        Ok(sealed)
-    }
-}
-
-fn transport(
-    identity: &Arc<Identity>,
-    peer: Peer,
-    shm: Option<PathBuf>,
-    clock: &Arc<dyn Clock>,
-) -> anyhow::Result<PeerTransport> {
-    let wiring = PeerWiring {
-        runtime: Handle::current(),
-        peers: Arc::new(One(peer)),
-        tls: Arc::clone(identity) as Arc<dyn DataTls>,
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        shm,
-        clock: Arc::clone(clock),
-    };
-    Ok(PeerTransport::start(PeerTransportConfig::DEFAULT, wiring)?)
-}
-
-fn identity(
-    folder: &Path,
-    role: MemberRole,
-    name: &str,
-    clock: &Arc<dyn Clock>,
-) -> anyhow::Result<Arc<Identity>> {
-    let authority = if folder.join("ca.key").is_file() {
-        ClusterAuthority::open(folder, Arc::clone(clock))?
-    } else {
-        ClusterAuthority::create(folder, Arc::clone(clock))?
-    };
-    let files = authority.issue(role, name)?;
-    let identity = Identity::load(IdentityFiles {
-        authority: authority.certificate(),
-        certificate: files.certificate,
-        key: files.key,
-    })?;
-    ensure!(
-        *identity.member() == MemberIdentity::new(role, name)?,
-        "a certificate has a wrong name"
-    );
-    Ok(Arc::new(identity))
 }
 
 /// One connection of bare quinn, with the same kind of TLS.
@@ -494,26 +375,8 @@ fn endpoint(config: Option<ServerConfig>) -> anyhow::Result<Endpoint> {
     Ok(Endpoint::new(settings, config, socket.into(), Arc::new(TokioRuntime))?)
 }
 
-/// Ticks of processor time that this process took so far, in user and system mode.
-fn processor_ticks() -> anyhow::Result<u64> {
-    let text = fs::read_to_string("/proc/self/stat").context("/proc/self/stat cannot be read")?;
-    // The second field is the name in parentheses and may have blanks; the 14th and 15th are the times.
-    let rest = text.rsplit_once(')').context("/proc/self/stat has another form")?.1;
-    let mut fields = rest.split_whitespace().skip(11);
-    let mut next = || fields.next().and_then(|field| field.parse::<u64>().ok());
-    let times = next().zip(next()).context("/proc/self/stat has another form")?;
-    Ok(times.0 + times.1)
-}
-
 fn nanoseconds(time: Duration) -> f64 {
     time.as_secs_f64() * NANOSECONDS
-}
-
-fn to_float(count: usize) -> f64 {
-    // Counts here are far below 2^53; two halves of 32 bits each are exact.
-    let high = u32::try_from(count >> 32).unwrap_or(u32::MAX);
-    let low = u32::try_from(count & 0xffff_ffff).unwrap_or(u32::MAX);
-    f64::from(high) * 4_294_967_296.0 + f64::from(low)
 }
 
 #[cfg(test)]
@@ -522,7 +385,7 @@ mod tests {
 
     use shared::Clock;
 
-    use super::{processor_ticks, run, to_float};
+    use super::run;
     use crate::cli::TransportArgs;
     use crate::clock::SystemClock;
     use crate::console::Console;
@@ -533,11 +396,5 @@ mod tests {
         let args = TransportArgs { mebibytes: 1, object_bytes: 20_000, rounds: 1, json: true };
         let mut console = Console::new(std::io::sink(), std::io::sink());
         run(&args, &clock, &mut console).await.unwrap();
-    }
-
-    #[test]
-    fn the_processor_time_is_found() {
-        processor_ticks().unwrap();
-        assert!((to_float(5_000_000_000) - 5e9).abs() < 0.5);
     }
 }

@@ -1,0 +1,147 @@
+//! What can be typed behind `kvasir bench`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use shared::Clock;
+
+use crate::bench::ladder::{LadderOptions, describe, run as run_ladder};
+use crate::bench::{handoff, store, transport};
+use crate::console::Console;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum BenchCommand {
+    /// The TTFT ladder: cold, device, host, direct. Works against any OpenAI-compatible server.
+    Ladder(LadderArgs),
+    /// How fast blocks move between two memories: memcpy, TCP, bare quinn, QUIC and shared memory in turns.
+    Transport(TransportArgs),
+    /// How fast the store takes and gives blocks, over loopback and from the drive, beside memcpy, TCP and direct I/O.
+    Store(StoreArgs),
+    /// What separate processes cost a cold prompt: one process against four, in turns.
+    Handoff(HandoffArgs),
+}
+
+impl BenchCommand {
+    /// Runs the benchmark and prints what it found.
+    ///
+    /// # Errors
+    /// What the benchmark says.
+    pub(super) async fn run(
+        self,
+        clock: &Arc<dyn Clock>,
+        console: &mut Console,
+    ) -> anyhow::Result<()> {
+        match self {
+            Self::Ladder(args) => ladder(args, clock, console).await,
+            Self::Transport(args) => transport::run(&args, clock, console).await,
+            Self::Store(args) => store::run(&args, clock, console).await,
+            Self::Handoff(args) => handoff::run(&args, clock, console).await,
+        }
+    }
+}
+
+/// Options of `kvasir bench ladder`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct LadderArgs {
+    /// The server, for example http://127.0.0.1:8000.
+    #[arg(long)]
+    url: String,
+    /// Kvasir's admin listener; once per process. Without any the host rung is left out.
+    #[arg(long)]
+    admin: Vec<String>,
+    /// Length of the long prompt in tokens.
+    #[arg(long, default_value_t = 8_000)]
+    prompt_tokens: u32,
+    /// The model; the first one the server lists when none is given.
+    #[arg(long)]
+    model: Option<String>,
+    /// Bearer token.
+    #[arg(long)]
+    api_key: Option<String>,
+    /// One JSON line instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `kvasir bench handoff`.
+#[derive(Clone, Debug, Args)]
+pub struct HandoffArgs {
+    /// Folder of the checkpoint.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Length of each prompt in tokens.
+    #[arg(long, default_value_t = 8_000)]
+    pub prompt_tokens: u32,
+    /// Rounds after one that warms up.
+    #[arg(long, default_value_t = 7)]
+    pub rounds: u32,
+    /// One JSON line instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `kvasir bench transport`.
+#[derive(Clone, Debug, Args)]
+pub struct TransportArgs {
+    /// Bytes to move per way and round, in MiB.
+    #[arg(long, default_value_t = 256)]
+    pub mebibytes: usize,
+    /// Bytes of one object; the default is a block of Flash.
+    #[arg(long, default_value_t = 113_920)]
+    pub object_bytes: usize,
+    /// Rounds after one that warms up.
+    #[arg(long, default_value_t = 9)]
+    pub rounds: u32,
+    /// One JSON line instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `kvasir bench store`.
+#[derive(Clone, Debug, Args)]
+pub struct StoreArgs {
+    /// Objects moved over loopback per way and round.
+    #[arg(long, default_value_t = 1_024)]
+    pub objects: usize,
+    /// Bytes of one object; the default is a block of Flash.
+    #[arg(long, default_value_t = 113_920)]
+    pub object_bytes: usize,
+    /// Bytes put on the drive per way and round, in MiB; takes twice that in memory and three times on the drive.
+    #[arg(long, default_value_t = 512)]
+    pub drive_mebibytes: usize,
+    /// Where on the drive; a folder is made below it and removed. The system's folder for temporary files when none is given.
+    #[arg(long)]
+    pub folder: Option<PathBuf>,
+    /// Rounds after one that warms up.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// One JSON line instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+async fn ladder(
+    args: LadderArgs,
+    clock: &Arc<dyn Clock>,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    let options = LadderOptions {
+        url: args.url,
+        admins: args.admin,
+        api_key: args.api_key,
+        model: args.model,
+        prompt_tokens: args.prompt_tokens,
+    };
+    let mut lines = Vec::new();
+    let report = run_ladder(&options, clock, |rung| {
+        let line = describe(rung);
+        if args.json { console.progress(&line) } else { lines.push(console.line(&line)) }
+    })
+    .await?;
+    lines.into_iter().collect::<Result<Vec<()>, _>>()?;
+    if args.json {
+        console.line(&serde_json::to_string(&report)?)?;
+    }
+    Ok(())
+}
