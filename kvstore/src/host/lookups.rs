@@ -147,9 +147,10 @@ impl Lookups {
         (lookups, answers)
     }
 
-    /// Begins a lookup, answers it if nothing is to be waited for, and returns the window objects it found.
+    /// Begins a lookup, answers it if nothing is to be waited for, and returns the window objects it found. What is in memory
+    /// is answered before the drive is asked for anything.
     pub(super) fn begin(&mut self, lookup: Lookup, now: Timestamp) -> Vec<Descriptor> {
-        let mut found: Vec<Found> = {
+        let (mut found, blocks): (Vec<Found>, Vec<SealedSlot>) = {
             let mut pins = lookup.pins.lock();
             if matches!(*pins, Pins::Released) {
                 return Vec::new();
@@ -157,14 +158,17 @@ impl Lookups {
             let keys = lookup.keys.iter();
             let slots: Vec<Option<SealedSlot>> =
                 keys.map(|key| self.pools.of(key.kind).lookup(key.name)).collect();
-            self.keep(slots.iter().flatten());
+            let held = slots.iter().flatten();
+            let is_block = |slot: &&SealedSlot| slot.descriptor().key.kind == ObjectKind::Block;
+            let blocks =
+                held.filter(|slot| self.disk.is_some() && is_block(slot)).cloned().collect();
             let found = lookup.keys.iter().zip(&slots).map(|(key, slot)| match slot {
                 Some(slot) => Ok(slot.descriptor()),
                 None => Err(self.reason(*key)),
             });
             let found = found.collect();
             *pins = Pins::Held(slots);
-            found
+            (found, blocks)
         };
         let windows = found.iter().flatten().filter(|object| object.key.kind == ObjectKind::Window);
         let windows = windows.copied().collect();
@@ -180,6 +184,8 @@ impl Lookups {
         } else {
             self.pending.insert(number, pending);
         }
+        self.keep(blocks.iter());
+        self.pools.blocks.release(blocks);
         windows
     }
 

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, TryRecvError};
+use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, CacheChange, Descriptor, LocateEvent, ManualClock, ObjectKey, OfferEvent,
+    BlockStore, CacheChange, Descriptor, Flow, LocateEvent, ManualClock, ObjectKey, OfferEvent,
     OfferOutcome, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
 };
 
@@ -161,6 +161,29 @@ fn a_chain_from_disk_is_evicted_from_its_end() {
     assert_eq!(rig.offer(&[held.descriptor()]), [OfferOutcome::Stored]);
     let left: Vec<bool> = (0..4).map(|number| rig.tier.blocks().contains(name(number))).collect();
     assert_eq!(left, [true, true, true, false]);
+}
+
+#[test]
+fn a_hit_in_memory_is_answered_before_the_drive_is_asked() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    offer(&rig, &disk, 0..2);
+    assert_eq!(disk.evict_all(), 2);
+    let (told, seen) = bounded(1);
+    let at_drive = Arc::clone(&disk);
+    let sink = move |event: LocateEvent| {
+        assert!(event.found.iter().all(Result::is_ok));
+        told.send(at_drive.stats()).unwrap();
+        Flow::Open
+    };
+    let ticket = rig.tier.locate(RequestContext::NONE, asked(&keys(0..2)), Box::new(sink));
+    let stats = next(&seen);
+    assert_eq!((stats.written, stats.queue_objects), (2, 0), "nothing is queued again yet");
+    settled(&rig);
+    assert!(disk.flush(FLUSH));
+    assert!([0, 1].iter().all(|number| disk.contains(name(*number))), "then it is");
+    drop(ticket);
+    rig.assert_at_rest();
 }
 
 #[test]
