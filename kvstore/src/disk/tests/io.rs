@@ -153,7 +153,8 @@ impl Queue for FaultyQueue {
         piece.range.end = end;
         ended.result = match fault {
             Fault::Short(bytes) => {
-                let range = piece.range.clone();
+                // Whole when it is no longer than that: how many blocks a read joins depends on what waited.
+                let (range, bytes) = (piece.range.clone(), bytes.min(piece.range.len()));
                 if is_read {
                     piece.buffer.bytes_mut()[range][bytes..].fill(0xee);
                 }
