@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use parking_lot::RwLock;
-use shared::{SlotIndex, SlotMemory};
+use shared::{Generation, SlotIndex, SlotMemory};
 
-use crate::sys::{SharedSlot, shared_slots};
+use crate::sys::{Marks, SharedSlot, segment_bytes, shared_slots};
 
 /// Slots in ordinary host memory, all allocated and zeroed when it is built.
 ///
@@ -61,13 +61,28 @@ pub enum MemoryError {
 /// Slots in one segment that other processes of the host can map for reading and never for writing. Otherwise like
 /// [`HostMemory`]: zeroed when it is built, its pages present as far as the system had them, one lock per slot.
 ///
-/// The locks are this process's own: a reader in another process holds a slot by an open read of the pool, not by a lock.
+/// The locks are this process's own. A reader in another process takes none: it looks at the marks behind the slots, of
+/// which the first says whether the segment may be read at all, and the others what each slot holds ([`slot_mark`]).
 #[derive(Debug)]
 pub struct SharedMemory {
     file: OwnedFd,
+    marks: Marks,
     slots: Vec<RwLock<SharedSlot>>,
     slot_bytes: usize,
     stride: usize,
+}
+
+/// The mark that says whether a segment may be read: 1, else 0.
+pub(crate) const OPEN_MARK: usize = 0;
+
+/// Which mark is that of a slot.
+pub(crate) fn slot_mark(slot: SlotIndex) -> usize {
+    slot.index() + 1
+}
+
+/// What it says while the slot holds the object of this generation. Zero says that it holds nothing to be read.
+pub(crate) fn mark_of(generation: Generation) -> u64 {
+    generation.0.saturating_add(1)
 }
 
 impl HostMemory {
@@ -133,15 +148,28 @@ impl SharedMemory {
         assert!(0 < slots && 0 < slot_bytes, "a segment holds at least one byte");
         let count = SlotIndex(slots).index();
         let stride = slot_bytes.checked_next_multiple_of(Self::ALIGNMENT);
-        let Some(stride) = stride.filter(|stride| stride.checked_mul(count).is_some()) else {
+        let marks = count + 1;
+        let whole = |stride: &usize| segment_bytes(count, *stride, marks).is_some();
+        let Some(stride) = stride.filter(whole) else {
             let source = io::Error::from(io::ErrorKind::OutOfMemory);
             return Err(MemoryError::SharedRefused { bytes: u64::MAX, source });
         };
-        let (file, mapped) = shared_slots(count, slot_bytes, stride).map_err(|source| {
+        let segment = shared_slots(count, slot_bytes, stride, marks);
+        let (file, mapped, marks) = segment.map_err(|source| {
             let bytes = u64::try_from(count * stride).unwrap_or(u64::MAX);
             MemoryError::SharedRefused { bytes, source }
         })?;
-        Ok(Self { file, slots: mapped.into_iter().map(RwLock::new).collect(), slot_bytes, stride })
+        let slots = mapped.into_iter().map(RwLock::new).collect();
+        Ok(Self { file, marks, slots, slot_bytes, stride })
+    }
+
+    /// Says to those who have the segment mapped whether they may read it.
+    pub(crate) fn open(&self, open: bool) {
+        if open {
+            self.marks.set(OPEN_MARK, 1);
+        } else {
+            self.marks.clear(OPEN_MARK);
+        }
     }
 
     /// The segment, for peers: whoever gets it can map it for reading and nothing else.
@@ -172,6 +200,13 @@ impl SlotMemory for SharedMemory {
 
     fn write(&self, slot: SlotIndex, visit: &mut dyn FnMut(&mut [u8])) {
         visit(self.slots[slot.index()].write().bytes_mut());
+    }
+
+    fn mark(&self, slot: SlotIndex, sealed: Option<Generation>) {
+        match sealed {
+            Some(generation) => self.marks.set(slot_mark(slot), mark_of(generation)),
+            None => self.marks.clear(slot_mark(slot)),
+        }
     }
 }
 

@@ -87,7 +87,7 @@ impl Pool {
     /// A pool over all slots of `memory`, all of them free.
     #[must_use]
     pub fn new(config: PoolConfig, memory: Arc<dyn SlotMemory>) -> Self {
-        let state = Mutex::new(State::new(memory.slots()));
+        let state = Mutex::new(State::new(Arc::clone(&memory)));
         Self { shared: Arc::new(Shared { config, memory, state }) }
     }
 

@@ -7,4 +7,6 @@ mod segment;
 
 pub(crate) use buffer::Buffer;
 pub(crate) use ring::{Action, Ended, Piece, Ring, Transfer};
-pub(crate) use segment::{ForeignSegment, SharedSlot, shared_slots};
+pub(crate) use segment::{
+    ForeignSegment, Marks, SharedSlot, marks_start, segment_bytes, shared_slots,
+};

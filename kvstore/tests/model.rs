@@ -1,9 +1,9 @@
 //! A model of the life of slots in two pools and of one reader; all of its states are visited.
 //!
-//! It mirrors `pool/state.rs` (free, owned, sealed; pins and open reads; a generation that rises when a slot becomes free;
-//! names held once) and the reading rule of shared memory: open by descriptor, copy while the owner may have given the
-//! hold up, accept only if the owner says that it held the slot all the time and the checksum is right, else go on with
-//! the other copy. The reader may die at any moment, and one word of a sealed slot may change by itself.
+//! It mirrors `pool/state.rs` (free, owned, sealed; pins; a generation that rises when a slot becomes free; names held
+//! once; marks that say what a slot holds) and the reading rule of shared memory: look at the mark, copy word by word while
+//! the owner does what it likes, accept only if the mark is still that of the object and the checksum is right, else go on
+//! with the other copy. The reader may die at any moment, and one word of a sealed slot may change by itself.
 //!
 //! Which cached slot is evicted is left open, which covers every order. Bounds: two pools, of two slots and of one, two
 //! names, objects of two words, few tenants per slot. Each rule has a twin that breaks it, which the checker must see.
@@ -23,12 +23,14 @@ const GENERATION_MAX: [u8; POOLS] = [1, 0];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     Nothing,
-    /// A descriptor opens whatever its slot holds now.
-    OpenIgnoresGeneration,
-    /// A reader accepts although the slot was given up under its copy.
-    AcceptIgnoresHold,
-    /// A slot is evicted although somebody holds it.
-    EvictIgnoresHolds,
+    /// A mark says only whether its slot holds something.
+    MarkIgnoresGeneration,
+    /// A reader accepts without a second look at the mark.
+    AcceptIgnoresMark,
+    /// A mark stays when its slot becomes free, until the next object is sealed there.
+    MarkOutlivesObject,
+    /// A slot is evicted although somebody pins it.
+    EvictIgnoresPins,
     /// The later of two copies of a name gets it.
     LastWriteWins,
 }
@@ -76,6 +78,8 @@ struct Slot {
     phase: Phase,
     generation: u8,
     words: [Word; WORDS],
+    /// What readers see of it.
+    mark: Option<Tenant>,
     /// The tenant a guard of the owner's own pins.
     pinned: Option<Tenant>,
 }
@@ -95,7 +99,7 @@ enum Reader {
     /// Copies to try, in this order.
     Located(Attempt),
     /// The rest of the attempt, and how many words are copied.
-    Opened {
+    Copying {
         rest: Attempt,
         source: Tenant,
         copied: [Word; WORDS],
@@ -113,8 +117,6 @@ enum Reader {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
     pools: [Vec<Slot>; POOLS],
-    /// What the owner holds open for the reader.
-    hold: Option<Tenant>,
     reader: Reader,
     /// One word was damaged; it happens once.
     damaged: bool,
@@ -135,10 +137,8 @@ enum Action {
     Pin(usize, usize),
     Unpin(usize, usize),
     Damage(usize, usize),
-    /// The owner gives the hold up: it took too long, or the reader's connection ended.
-    Release,
     Locate(u8),
-    Open,
+    Look,
     Copy,
     Finish,
     Die,
@@ -170,40 +170,36 @@ impl State {
 
     fn is_held(&self, pool: usize, slot: usize) -> bool {
         self.slot(pool, slot).pinned.is_some()
-            || self.hold.is_some_and(|hold| (hold.pool, hold.slot) == (pool, slot))
     }
 
     /// The one place where the generation rises.
-    fn free(&mut self, pool: usize, slot: usize) {
+    fn free(&mut self, pool: usize, slot: usize, broken: Broken) {
         let slot = self.slot_mut(pool, slot);
         (slot.phase, slot.generation) = (Phase::Free, slot.generation + 1);
+        if broken != Broken::MarkOutlivesObject {
+            slot.mark = None;
+        }
     }
 
     /// After a guard went: an unnamed slot that nobody holds is freed.
-    fn let_go(&mut self, pool: usize, slot: usize) {
+    fn let_go(&mut self, pool: usize, slot: usize, broken: Broken) {
         let unnamed = matches!(self.slot(pool, slot).phase, Phase::Sealed { named: false, .. });
         if unnamed && !self.is_held(pool, slot) {
-            self.free(pool, slot);
+            self.free(pool, slot, broken);
         }
     }
 
-    fn forget(&mut self, pool: usize, slot: usize) {
+    fn forget(&mut self, pool: usize, slot: usize, broken: Broken) {
         if let Phase::Sealed { named, .. } = &mut self.slot_mut(pool, slot).phase {
             *named = false;
         }
-        self.let_go(pool, slot);
-    }
-
-    fn release(&mut self) {
-        if let Some(Tenant { pool, slot, .. }) = self.hold.take() {
-            self.let_go(pool, slot);
-        }
+        self.let_go(pool, slot, broken);
     }
 
     /// Forgets the words that nobody can read any more: without a reader inside, the bytes of a free slot do not matter.
     fn without_old_words(mut self) -> Self {
         let inside = match self.reader {
-            Reader::Opened { source, .. } => Some((source.pool, source.slot)),
+            Reader::Copying { source, .. } => Some((source.pool, source.slot)),
             _ => None,
         };
         for (pool, slots) in self.pools.iter_mut().enumerate() {
@@ -232,58 +228,58 @@ impl Store {
         let named = match before {
             None => true,
             Some(held) if self.broken == Broken::LastWriteWins => {
-                state.forget(pool, held.slot);
+                state.forget(pool, held.slot, self.broken);
                 true
             }
             Some(_) => false,
         };
         if named {
             state.slot_mut(pool, slot).phase = Phase::Sealed { name, named };
+            state.slot_mut(pool, slot).mark = state.tenant(pool, slot);
         } else {
-            state.free(pool, slot);
+            state.free(pool, slot, self.broken);
         }
         state.overwritten |= before.is_some() && state.find(pool, name) != before;
     }
 
-    /// The reader opens its first copy; without it, it goes on with the next one.
-    fn open(self, state: &mut State, mut rest: Attempt) {
+    /// Whether a reader sees that a slot holds its object.
+    fn holds(self, state: &State, source: Tenant) -> bool {
+        let mark = state.slot(source.pool, source.slot).mark;
+        match self.broken {
+            Broken::MarkIgnoresGeneration => mark.is_some(),
+            _ => mark == Some(source),
+        }
+    }
+
+    /// The reader looks at the mark of its first copy; without it, it goes on with the next one.
+    fn look(self, state: &mut State, mut rest: Attempt) {
         let Some(source) = rest.copies.iter_mut().find_map(Option::take) else {
             state.reader = Reader::Missed;
             return;
         };
-        let now = state.tenant(source.pool, source.slot);
-        let opens = match self.broken {
-            Broken::OpenIgnoresGeneration => now.is_some(),
-            _ => now == Some(source),
-        };
-        state.reader = if opens {
-            state.hold = now;
-            Reader::Opened { rest, source, copied: [Word::Never; WORDS], next: 0 }
+        state.reader = if self.holds(state, source) {
+            Reader::Copying { rest, source, copied: [Word::Never; WORDS], next: 0 }
         } else {
             Reader::Located(Attempt { failed: true, ..rest })
         };
     }
 
-    /// The reader asks the owner whether it held the slot all the time, and decides.
+    /// The reader looks at the mark again and decides; the owner it then tells of a wrong copy looks at its own.
     fn finish(self, state: &mut State, reader: Reader) {
-        let Reader::Opened { rest, source, copied, .. } = reader else {
-            unreachable!("only an opened copy is finished")
+        let Reader::Copying { rest, source, copied, .. } = reader else {
+            unreachable!("only a copy is finished")
         };
-        let held = state.hold.is_some() || self.broken == Broken::AcceptIgnoresHold;
+        let held = self.holds(state, source) || self.broken == Broken::AcceptIgnoresMark;
         let right = self.checksum == Checksum::Blind || copied == [Word::Of(source); WORDS];
         if held && right {
             state.reader = Reader::Accepted { rest, source, copied };
-        } else {
-            // The owner looks whether its own copy is damaged before it lets go.
-            if let Some(hold) = state.hold
-                && !right
-                && !state.is_intact(hold)
-            {
-                state.forget(hold.pool, hold.slot);
-            }
-            state.reader = Reader::Located(Attempt { failed: true, ..rest });
+            return;
         }
-        state.release();
+        let now = state.tenant(source.pool, source.slot);
+        if held && !right && now == Some(source) && !state.is_intact(source) {
+            state.forget(source.pool, source.slot, self.broken);
+        }
+        state.reader = Reader::Located(Attempt { failed: true, ..rest });
     }
 
     fn slot_actions(self, state: &State, pool: usize, index: usize, actions: &mut Vec<Action>) {
@@ -298,7 +294,7 @@ impl Store {
             }
             Phase::Owned { .. } => actions.push(Action::Write(pool, index)),
             Phase::Sealed { named, .. } => {
-                let free = !state.is_held(pool, index) || self.broken == Broken::EvictIgnoresHolds;
+                let free = !state.is_held(pool, index) || self.broken == Broken::EvictIgnoresPins;
                 actions.extend((named && free).then_some(Action::Evict(pool, index)));
                 actions.extend(named.then_some(Action::Forget(pool, index)));
                 // A guard comes from a lookup, which finds named slots only.
@@ -318,10 +314,9 @@ impl Model for Store {
 
     fn init_states(&self) -> Vec<State> {
         let words = [Word::Never; WORDS];
-        let slot = Slot { phase: Phase::Free, generation: 0, words, pinned: None };
+        let slot = Slot { phase: Phase::Free, generation: 0, words, mark: None, pinned: None };
         vec![State {
             pools: SLOTS.map(|slots| vec![slot; slots]),
-            hold: None,
             reader: Reader::Idle,
             damaged: false,
             overwritten: false,
@@ -337,12 +332,11 @@ impl Model for Store {
         for (pool, slots) in SLOTS.iter().enumerate() {
             (0..*slots).for_each(|slot| self.slot_actions(state, pool, slot, actions));
         }
-        actions.extend(state.hold.map(|_| Action::Release));
         match state.reader {
             Reader::Idle => actions.push(Action::Locate(0)),
-            Reader::Located(_) => actions.push(Action::Open),
-            Reader::Opened { next: WORDS, .. } => actions.extend([Action::Finish, Action::Die]),
-            Reader::Opened { .. } => actions.extend([Action::Copy, Action::Die]),
+            Reader::Located(_) => actions.push(Action::Look),
+            Reader::Copying { next: WORDS, .. } => actions.extend([Action::Finish, Action::Die]),
+            Reader::Copying { .. } => actions.extend([Action::Copy, Action::Die]),
             Reader::Dead | Reader::Accepted { .. } | Reader::Missed => {}
         }
     }
@@ -366,30 +360,29 @@ impl Model for Store {
                 let Phase::Owned { name, .. } = state.slot(pool, slot).phase else { return None };
                 self.seal(&mut state, pool, slot, name);
             }
-            Action::Drop(pool, slot) | Action::Evict(pool, slot) => state.free(pool, slot),
-            Action::Forget(pool, slot) => state.forget(pool, slot),
+            Action::Drop(pool, slot) | Action::Evict(pool, slot) => state.free(pool, slot, self.broken),
+            Action::Forget(pool, slot) => state.forget(pool, slot, self.broken),
             Action::Pin(pool, slot) => {
                 state.slot_mut(pool, slot).pinned = last.tenant(pool, slot);
             }
             Action::Unpin(pool, slot) => {
                 state.slot_mut(pool, slot).pinned = None;
-                state.let_go(pool, slot);
+                state.let_go(pool, slot, self.broken);
             }
             Action::Damage(pool, slot) => {
                 state.slot_mut(pool, slot).words[0] = Word::Damaged;
                 state.damaged = true;
             }
-            Action::Release => state.release(),
             Action::Locate(name) => {
                 let copies = [0, 1].map(|pool| last.find(pool, name));
                 state.reader = Reader::Located(Attempt { name, copies, failed: false });
             }
-            Action::Open => {
+            Action::Look => {
                 let Reader::Located(attempt) = last.reader else { return None };
-                self.open(&mut state, attempt);
+                self.look(&mut state, attempt);
             }
             Action::Copy => {
-                let Reader::Opened { source, copied, next, .. } = &mut state.reader else {
+                let Reader::Copying { source, copied, next, .. } = &mut state.reader else {
                     return None;
                 };
                 copied[*next] = last.slot(source.pool, source.slot).words[*next];
@@ -411,11 +404,9 @@ impl Model for Store {
                     _ => true,
                 }
             }),
-            Property::always("a held slot keeps its tenant", |_, state: &State| {
-                let pinned = state.pools.iter().flatten().filter_map(|slot| slot.pinned);
-                pinned
-                    .chain(state.hold)
-                    .all(|held| state.tenant(held.pool, held.slot) == Some(held))
+            Property::always("a pinned slot keeps its tenant", |_, state: &State| {
+                let mut pinned = state.pools.iter().flatten().filter_map(|slot| slot.pinned);
+                pinned.all(|held| state.tenant(held.pool, held.slot) == Some(held))
             }),
             Property::always("the first write wins", |_, state: &State| !state.overwritten),
             Property::always("a slot that nobody holds is free or cached", |_, state: &State| {
@@ -434,7 +425,7 @@ impl Model for Store {
                 matches!(state.reader, Reader::Accepted { rest: Attempt { failed: true, .. }, .. })
             }),
             Property::sometimes("a slot is reused after its reader died", |_, state: &State| {
-                state.reused_after_death && state.hold.is_none()
+                state.reused_after_death
             }),
         ]
     }
@@ -470,9 +461,10 @@ fn every_state_of_the_store_keeps_its_rules() {
 #[test]
 fn every_rule_that_is_broken_is_seen() {
     let cases = [
-        (Broken::OpenIgnoresGeneration, "an accepted copy has the bytes of its key"),
-        (Broken::AcceptIgnoresHold, "an accepted copy has the bytes of its key"),
-        (Broken::EvictIgnoresHolds, "a held slot keeps its tenant"),
+        (Broken::MarkIgnoresGeneration, "an accepted copy has the bytes of its key"),
+        (Broken::AcceptIgnoresMark, "an accepted copy has the bytes of its key"),
+        (Broken::MarkOutlivesObject, "an accepted copy has the bytes of its key"),
+        (Broken::EvictIgnoresPins, "a pinned slot keeps its tenant"),
         (Broken::LastWriteWins, "the first write wins"),
     ];
     for (broken, rule) in cases {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::events::{DecodeEvent, LocateEvent, OfferEvent, PlaceEvent, PrefillEvent};
 use crate::groups::Grouped;
-use crate::ids::{RequestContext, SlotIndex, WorkerRank};
+use crate::ids::{Generation, RequestContext, SlotIndex, WorkerRank};
 use crate::objects::{Descriptor, ObjectKey};
 use crate::requests::{DecodeRequest, PlaceRequest, PrefillRequest};
 
@@ -138,6 +138,13 @@ pub trait SlotMemory: Send + Sync {
 
     /// Shows the bytes of a slot for writing.
     fn write(&self, slot: SlotIndex, visit: &mut dyn FnMut(&mut [u8]));
+
+    /// Says to readers in other processes which object a slot holds from now on, or that it holds none: before anything
+    /// else is written there. Never blocks. Nothing to do for memory that only this process sees; what wraps another
+    /// memory passes it on.
+    fn mark(&self, slot: SlotIndex, sealed: Option<Generation>) {
+        let _nobody_else_sees_it = (slot, sealed);
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! What the pool's mutex guards. Nothing here locks, waits or calls outside.
+//! What the pool's mutex guards. Nothing here locks, waits or calls outside, but for the marks of the memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use shared::{BlockName, CacheChange, Generation, SlotIndex, Tier};
+use shared::{BlockName, CacheChange, Generation, SlotIndex, SlotMemory, Tier};
 
 use super::changes::Changes;
 use super::eviction::Cached;
@@ -15,6 +15,8 @@ pub(super) struct State {
     pub(super) by_name: HashMap<BlockName, SlotIndex>,
     pub(super) cached: Cached,
     changes: Changes,
+    /// Says to readers in other processes what its slots hold.
+    memory: Arc<dyn SlotMemory>,
 }
 
 /// One slot.
@@ -66,8 +68,8 @@ pub(super) struct Living {
 }
 
 impl State {
-    pub(super) fn new(slots: u32) -> Self {
-        let free: Vec<SlotIndex> = (0..slots).rev().map(SlotIndex).collect();
+    pub(super) fn new(memory: Arc<dyn SlotMemory>) -> Self {
+        let free: Vec<SlotIndex> = (0..memory.slots()).rev().map(SlotIndex).collect();
         let slot =
             || Slot { phase: Phase::Free, generation: Generation(0), living: Living::default() };
         Self {
@@ -76,6 +78,7 @@ impl State {
             by_name: HashMap::with_capacity(free.len()),
             free,
             changes: Changes::default(),
+            memory,
         }
     }
 
@@ -138,6 +141,7 @@ impl State {
         let slot = &mut self.slots[index.index()];
         assert!(matches!(slot.phase, Phase::Owned), "only an owned slot is sealed");
         slot.phase = Phase::Sealed(sealed);
+        self.memory.mark(index, Some(slot.generation));
     }
 
     pub(super) fn pin(&mut self, index: SlotIndex) -> Arc<()> {
@@ -255,6 +259,7 @@ impl State {
     /// or sealed and in no list.
     pub(super) fn free_slot(&mut self, index: SlotIndex) {
         let slot = &mut self.slots[index.index()];
+        self.memory.mark(index, None);
         slot.phase = Phase::Free;
         slot.generation.0 += 1;
         self.free.push(index);

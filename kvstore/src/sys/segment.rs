@@ -3,6 +3,9 @@
 //! A segment is an anonymous file (memfd) of fixed size. It is sealed: nobody can shrink it, so that touching a mapping
 //! never faults, nobody can grow it, and nobody can map it for writing or write to it any more, except through the one
 //! mapping its owner made before.
+//!
+//! Behind its slots lie *marks*: words of 64 bits by which the owner says what may be read now. A reader looks at them
+//! before and after it copies: the owner changes the mark first and writes afterwards.
 #![expect(
     unsafe_code,
     reason = "bytes of a memory mapping can only be reached through its address"
@@ -14,6 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{self, MemfdFlags, SealFlags};
@@ -23,6 +27,30 @@ use rustix::fs::{self, MemfdFlags, SealFlags};
 pub(crate) struct SharedSlot {
     mapping: Arc<MmapRaw>,
     range: Range<usize>,
+}
+
+/// The marks of a segment of one's own, all zero at first. Dropping them sets them to zero again, for those who still have
+/// the segment mapped.
+#[derive(Debug)]
+pub(crate) struct Marks {
+    mapping: Arc<MmapRaw>,
+    start: usize,
+    count: usize,
+}
+
+/// Bytes of a mark.
+const MARK_BYTES: usize = 8;
+/// Marks begin at a multiple of this many bytes, a cache line: no slot shares one with them.
+const MARKS_ALIGNMENT: usize = 64;
+
+/// Where the marks begin in a segment of `count` slots that are `stride` bytes apart. None when that cannot be addressed.
+pub(crate) fn marks_start(count: usize, stride: usize) -> Option<usize> {
+    count.checked_mul(stride)?.checked_next_multiple_of(MARKS_ALIGNMENT)
+}
+
+/// Bytes of such a segment with `marks` marks.
+pub(crate) fn segment_bytes(count: usize, stride: usize, marks: usize) -> Option<usize> {
+    marks_start(count, stride)?.checked_add(marks.checked_mul(MARK_BYTES)?)
 }
 
 /// Another process's segment, mapped for reading.
@@ -50,8 +78,8 @@ pub(crate) enum SegmentError {
     },
 }
 
-/// Makes a segment of `count` slots of `slot_bytes` bytes each, `stride` bytes apart, zeroed, its pages present as far as the system had them.
-/// Returns its file and its slots.
+/// Makes a segment of `count` slots of `slot_bytes` bytes each, `stride` bytes apart, and `marks` marks behind them, zeroed,
+/// its pages present as far as the system had them. Returns its file, its slots and its marks.
 ///
 /// # Errors
 /// When the system refuses the memory, or does not know these seals (Linux before 5.1).
@@ -62,10 +90,12 @@ pub(crate) fn shared_slots(
     count: usize,
     slot_bytes: usize,
     stride: usize,
-) -> io::Result<(OwnedFd, Vec<SharedSlot>)> {
+    marks: usize,
+) -> io::Result<(OwnedFd, Vec<SharedSlot>, Marks)> {
     assert!(0 < count && 0 < slot_bytes, "a segment holds at least one byte");
     assert!(slot_bytes <= stride, "slots do not overlap");
-    let bytes = count.checked_mul(stride).expect("a segment fits the address space");
+    let start = marks_start(count, stride).expect("a segment fits the address space");
+    let bytes = segment_bytes(count, stride, marks).expect("a segment fits the address space");
     let file = fs::memfd_create("kvasir-slots", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     // Not fallocate: it takes page after page until the machine has none left, where mapping refuses at once.
     fs::ftruncate(&file, u64::try_from(bytes).expect("usize has at most 64 bits"))?;
@@ -77,7 +107,45 @@ pub(crate) fn shared_slots(
         let start = index * stride;
         SharedSlot { mapping: Arc::clone(&mapping), range: start..start + slot_bytes }
     };
-    Ok((file, (0..count).map(slot).collect()))
+    let slots = (0..count).map(slot).collect();
+    Ok((file, slots, Marks { mapping, start, count: marks }))
+}
+
+impl Marks {
+    /// Sets a mark after what was written before: whoever sees the mark sees the bytes.
+    ///
+    /// # Panics
+    /// When there is no such mark.
+    pub(crate) fn set(&self, index: usize, value: u64) {
+        self.mark(index).store(value, Ordering::Release);
+    }
+
+    /// Sets a mark to zero before what is written later: whoever sees new bytes sees that the mark is gone.
+    ///
+    /// # Panics
+    /// When there is no such mark.
+    pub(crate) fn clear(&self, index: usize) {
+        self.mark(index).store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+    }
+
+    fn mark(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.count, "there are {} marks", self.count);
+        let offset = self.start + index * MARK_BYTES;
+        assert!(offset + MARK_BYTES <= self.mapping.len(), "marks lie inside their mapping");
+        // SAFETY: `offset` lies inside the mapping, as asserted.
+        let mark = unsafe { self.mapping.as_mut_ptr().add(offset) };
+        // SAFETY: the mapping begins at a page and `offset` is a multiple of 8, so it is aligned; it is mapped for reading
+        // and writing while `self.mapping` lives, which the reference does not outlive. Marks lie behind all slots, and in
+        // this process nothing but these atomics reaches them; other processes can only read them.
+        unsafe { AtomicU64::from_ptr(mark.cast()) }
+    }
+}
+
+impl Drop for Marks {
+    fn drop(&mut self) {
+        (0..self.count).for_each(|index| self.clear(index));
+    }
 }
 
 impl SharedSlot {
@@ -122,10 +190,28 @@ impl ForeignSegment {
         Ok(Self { mapping: MmapOptions::new().len(bytes).map_raw_read_only(&file)? })
     }
 
+    /// The mark at `offset`, read after everything before this call and before everything after it. None when `offset` is
+    /// not that of a mark inside the segment.
+    pub(crate) fn mark(&self, offset: usize) -> Option<u64> {
+        let end = offset.checked_add(MARK_BYTES)?;
+        if self.mapping.len() < end || !offset.is_multiple_of(MARK_BYTES) {
+            return None;
+        }
+        // SAFETY: `offset` lies inside the mapping, as checked.
+        let mark = unsafe { self.mapping.as_ptr().add(offset) };
+        fence(Ordering::Acquire);
+        // SAFETY: eight bytes from `mark` on lie inside the mapping, as checked, and stay mapped: the file cannot shrink.
+        // The mapping begins at a page and `offset` is a multiple of 8, so it is aligned. Another process may be writing:
+        // the read is volatile and of one word, which our targets do at once.
+        let mark = unsafe { ptr::read_volatile(mark.cast::<u64>()) };
+        fence(Ordering::Acquire);
+        Some(mark)
+    }
+
     /// Copies `target.len()` bytes from `offset` on. False when that range is not inside the segment.
     ///
-    /// The owner may be writing them at the same time if it broke its promise to keep them: then the copy is a mixture,
-    /// which the caller's checksum has to tell.
+    /// The owner may be writing them at the same time: then the copy is a mixture, which the marks tell, and the caller's
+    /// checksum.
     #[must_use]
     pub(crate) fn copy_to(&self, offset: usize, target: &mut [u8]) -> bool {
         let Some(end) = offset.checked_add(target.len()) else {
@@ -156,10 +242,10 @@ mod tests {
 
     #[test]
     fn what_the_owner_writes_is_read_through_a_second_mapping() {
-        let (file, mut slots) = shared_slots(3, 5, 8).unwrap();
+        let (file, mut slots, _marks) = shared_slots(3, 5, 8, 0).unwrap();
         slots[1].bytes_mut().copy_from_slice(b"slot1");
         slots[2].bytes_mut().copy_from_slice(b"slot2");
-        let foreign = ForeignSegment::map(&file, 24).unwrap();
+        let foreign = ForeignSegment::map(&file, 64).unwrap();
         for (offset, expected) in [(0, [0; 5]), (8, *b"slot1"), (16, *b"slot2")] {
             let mut seen = [1; 5];
             assert!(foreign.copy_to(offset, &mut seen));
@@ -170,16 +256,33 @@ mod tests {
 
     #[test]
     fn ranges_outside_are_refused() {
-        let (file, _slots) = shared_slots(1, 8, 8).unwrap();
-        let foreign = ForeignSegment::map(&file, 8).unwrap();
-        for offset in [1, 8, 9, usize::MAX] {
+        let (file, _slots, _marks) = shared_slots(1, 8, 8, 1).unwrap();
+        let foreign = ForeignSegment::map(&file, 72).unwrap();
+        for offset in [65, 72, 73, usize::MAX] {
             assert!(!foreign.copy_to(offset, &mut [0; 8]), "offset {offset}");
+            assert_eq!(foreign.mark(offset), None, "offset {offset}");
         }
+        assert_eq!(foreign.mark(63), None, "no mark begins there");
+    }
+
+    #[test]
+    fn marks_are_seen_by_others_until_they_are_dropped() {
+        let (file, _slots, marks) = shared_slots(2, 5, 8, 3).unwrap();
+        let foreign = ForeignSegment::map(&file, 64 + 3 * 8).unwrap();
+        let seen = || [0, 1, 2].map(|mark| foreign.mark(64 + 8 * mark).unwrap());
+        assert_eq!(seen(), [0; 3]);
+        marks.set(0, 7);
+        marks.set(2, u64::MAX);
+        assert_eq!(seen(), [7, 0, u64::MAX]);
+        marks.clear(2);
+        assert_eq!(seen(), [7, 0, 0]);
+        drop(marks);
+        assert_eq!(seen(), [0; 3]);
     }
 
     #[test]
     fn nobody_else_can_write_or_resize() {
-        let (file, slots) = shared_slots(1, 8, 8).unwrap();
+        let (file, slots, _marks) = shared_slots(1, 8, 8, 0).unwrap();
         assert!(MmapOptions::new().len(8).map_raw(&file).is_err(), "no second writable mapping");
         assert_eq!(io::write(&file, b"x"), Err(io::Errno::PERM));
         assert_eq!(fs::ftruncate(&file, 4), Err(io::Errno::PERM));
@@ -189,9 +292,9 @@ mod tests {
 
     #[test]
     fn a_file_that_may_shrink_or_has_another_size_is_refused() {
-        let (sealed, _slots) = shared_slots(1, 8, 8).unwrap();
+        let (sealed, _slots, _marks) = shared_slots(1, 8, 8, 0).unwrap();
         let other = ForeignSegment::map(&sealed, 16).unwrap_err();
-        assert!(matches!(other, SegmentError::Size { expected: 16, found: 8 }), "{other}");
+        assert!(matches!(other, SegmentError::Size { expected: 16, found: 64 }), "{other}");
         let open = fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
         fs::ftruncate(&open, 8).unwrap();
         let open = ForeignSegment::map(open.as_fd(), 8).unwrap_err();

@@ -73,8 +73,8 @@ pub struct PeerTransportConfig {
     /// How long a batch of reads may take from the call on, in milliseconds, waiting for its turn included. Range: 1 to
     /// 600,000. Default: 30,000: a request that waited so long for its prefix was given up before.
     pub batch_ms_max: u64,
-    /// How long a peer may keep an object of this process open, or leave a stream blocked, in milliseconds. Range: 1 to
-    /// 600,000. Default: 10,000, twice `read_ms_max`, so that a reader which still waits finds its objects held.
+    /// How long a peer may leave a stream or a socket blocked, in milliseconds. Range: 1 to 600,000. Default: 10,000, twice
+    /// `read_ms_max`, so that a reader which still waits finds its object held.
     pub hold_ms_max: u64,
     /// After how long without a sign of life a QUIC connection is dead, in milliseconds. Range: 1,500 to 600,000, because
     /// a sign is sent every second. Default: 4,000.
@@ -334,6 +334,7 @@ impl PeerTransport {
 
     /// Cancels all reads, takes no more, closes all connections and waits until its tasks ended. May be called twice.
     pub async fn close(&self) {
+        self.core.registry.shut();
         self.core.closing.cancel();
         self.tasks.wait().await;
     }
@@ -374,6 +375,7 @@ impl Transport for PeerTransport {
 
 impl Drop for PeerTransport {
     fn drop(&mut self) {
+        self.core.registry.shut();
         self.core.closing.cancel();
         self.batches = None;
         // A thread of a runtime must not wait: it may be the one the tasks need, or run one of them.

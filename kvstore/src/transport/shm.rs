@@ -1,13 +1,13 @@
-//! Reading through shared memory: the owner holds objects open, the reader copies them out of a read-only mapping.
+//! Reading through shared memory: the reader copies objects out of a read-only mapping of the owner's segment. The owner
+//! does nothing meanwhile, and may be frozen.
 //!
-//! Over a unix socket goes control alone. A *turn* is one message each way: the reader says which group of objects it has
-//! copied and which it wants next; the owner releases the former, says whether it had held them all that time, opens the
-//! latter, and passes the segment's file along the first time. So a run of `g` groups takes `g + 1` round trips, and no
-//! byte of payload passes the socket.
+//! Behind the slots of a segment lie marks by which the owner says which object, by its generation, each slot holds. A
+//! reader believes a copy if the mark was that of its object before and after it, and the checksum is right. What it cannot
+//! copy so it asks the owner about, over a unix socket: one message each way, no payload. The owner says whether it holds
+//! the object; it looks at its own copy, which it forgets if that is damaged; and it passes the segment's file along the
+//! first time and after a new registration. Then the reader tries once more.
 //!
-//! Only processes of the same user talk to each other. A connection carries one run at a time and at most one open group;
-//! when it ends, or a group is held for too long, the owner releases without the reader. A reader believes a copy only if
-//! its checksum is right and the owner says it held the object until after the copy.
+//! Only processes of the same user talk to each other. A connection carries one run at a time.
 //!
 //! Start reading at `client.rs`, then `server.rs`; `messages.rs` has the two messages, `socket.rs` moves them.
 
@@ -21,6 +21,6 @@ pub(super) use server::{Listener, serve};
 
 #[cfg(test)]
 pub(super) use {
-    messages::{Opened, SegmentShape, Turn},
+    messages::{Ask, SegmentShape, Told},
     socket::Conversation,
 };

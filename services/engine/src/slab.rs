@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use shared::{SlotIndex, SlotMemory};
+use shared::{Generation, SlotIndex, SlotMemory};
 
 /// Equal slots of host memory. A slot holds one block.
 ///
@@ -54,6 +54,10 @@ impl SlotMemory for KvSlab {
 
     fn write(&self, slot: SlotIndex, visit: &mut dyn FnMut(&mut [u8])) {
         self.memory.write(slot, visit);
+    }
+
+    fn mark(&self, slot: SlotIndex, sealed: Option<Generation>) {
+        self.memory.mark(slot, sealed);
     }
 }
 

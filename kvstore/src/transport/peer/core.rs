@@ -37,7 +37,7 @@ impl Core {
         Duration::from_millis(self.config.batch_ms_max)
     }
 
-    /// How long a peer may keep an object open, or a stream blocked.
+    /// How long a peer may leave a stream or a socket blocked.
     pub(in crate::transport) fn hold_limit(&self) -> Duration {
         Duration::from_millis(self.config.hold_ms_max)
     }

@@ -16,9 +16,7 @@ pub struct PeerStats {
     pub shared_memory: PathStats,
     /// Objects read over QUIC.
     pub quic: PathStats,
-    /// Objects opened for peers that read them through shared memory.
-    pub served_shared_memory: PathStats,
-    /// Objects sent to peers over QUIC.
+    /// Objects sent to peers over QUIC. What they read through shared memory, only they can count.
     pub served_quic: PathStats,
     /// Reads that failed, by reason.
     pub failures: Failures,
@@ -32,7 +30,7 @@ pub struct PeerStats {
     pub connections_refused: u64,
     /// Requests of peers that broke the protocol.
     pub requests_malformed: u64,
-    /// Objects that a peer held open for longer than it may; they were released without it.
+    /// Objects that a peer did not take from its stream for longer than it may; they were released without it.
     pub holds_expired: u64,
 }
 
@@ -80,7 +78,6 @@ pub(in crate::transport) struct Counters {
     local: PathCounters,
     shared_memory: PathCounters,
     quic: PathCounters,
-    served_shared_memory: PathCounters,
     served_quic: PathCounters,
     failures: Mutex<Failures>,
     open_reads: AtomicU64,
@@ -117,12 +114,9 @@ impl Counters {
         counters.add(bytes);
     }
 
-    pub(in crate::transport) fn served(&self, path: Path, bytes: u32) {
-        match path {
-            Path::Local => {}
-            Path::SharedMemory => self.served_shared_memory.add(bytes),
-            Path::Quic => self.served_quic.add(bytes),
-        }
+    /// An object went out over QUIC. What peers read through shared memory nobody here sees.
+    pub(in crate::transport) fn served(&self, bytes: u32) {
+        self.served_quic.add(bytes);
     }
 
     pub(super) fn failed(&self, error: ReadError) {
@@ -135,7 +129,6 @@ impl Counters {
             local: self.local.snapshot(),
             shared_memory: self.shared_memory.snapshot(),
             quic: self.quic.snapshot(),
-            served_shared_memory: self.served_shared_memory.snapshot(),
             served_quic: self.served_quic.snapshot(),
             failures: *self.failures.lock(),
             open_reads: read(&self.open_reads),

@@ -33,6 +33,14 @@ pub(in crate::transport) struct Served {
     pub(in crate::transport) registration: u64,
 }
 
+impl Served {
+    fn shut(&self) {
+        if let Some(memory) = &self.memory {
+            memory.open(false);
+        }
+    }
+}
+
 impl Registry {
     pub(super) fn register(
         &self,
@@ -46,6 +54,9 @@ impl Registry {
         match regions.served.entry(region) {
             Entry::Occupied(_) => Err(RegisterError { region }),
             Entry::Vacant(place) => {
+                if let Some(memory) = &memory {
+                    memory.open(true);
+                }
                 place.insert(Served { pool: pool.clone(), memory, registration });
                 Ok(())
             }
@@ -53,7 +64,13 @@ impl Registry {
     }
 
     pub(super) fn unregister(&self, region: RegionId) -> bool {
-        self.regions.write().served.remove(&region).is_some()
+        let served = self.regions.write().served.remove(&region);
+        served.inspect(Served::shut).is_some()
+    }
+
+    /// The end: those who have segments mapped read them no longer.
+    pub(super) fn shut(&self) {
+        self.regions.read().served.values().for_each(Served::shut);
     }
 
     pub(in crate::transport) fn served(&self, region: RegionId) -> Option<Served> {

@@ -15,7 +15,7 @@ use super::settings::server_config;
 use crate::pool::{OpenRead, payload_bytes};
 use crate::transport::ReadError;
 use crate::transport::local::forget_if_damaged;
-use crate::transport::peer::{Core, Path, ServedConnection, add};
+use crate::transport::peer::{Core, ServedConnection, add};
 use crate::transport::wire::{HEAD_BYTES, REQUEST_BYTES_MAX, Status, Verb, read_request};
 
 /// How long the last packets of closing connections may take.
@@ -145,7 +145,7 @@ fn payload(core: &Core, object: &Descriptor) -> Vec<u8> {
     };
     let mut part = head(Status::Ready, object.bytes);
     open.read(&mut |payload| part.extend_from_slice(payload));
-    core.counters.served(Path::Quic, object.bytes);
+    core.counters.served(object.bytes);
     part
 }
 

@@ -1,19 +1,20 @@
 //! The reader's side of shared memory.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::path::{Path as FilePath, PathBuf};
 
 use parking_lot::Mutex;
-use shared::{Descriptor, Flow, RegionId, RequestContext};
+use shared::{Descriptor, Flow, RegionId, RequestContext, SlotIndex};
 use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tokio::task;
 
-use super::messages::{Opened, SegmentShape, Turn};
+use super::messages::{Ask, SegmentShape, Told};
 use super::socket::Conversation;
+use crate::memory::{OPEN_MARK, mark_of, slot_mark};
 use crate::pool::{OwnedSlot, payload_bytes};
-use crate::sys::ForeignSegment;
-use crate::transport::peer::{Core, Member, Path, Run, add, fitting, misfit};
+use crate::sys::{ForeignSegment, marks_start, segment_bytes};
+use crate::transport::peer::{Core, Member, Path, Run, add, misfit};
 use crate::transport::wire::Status;
 use crate::transport::{ReadError, ReadRequest};
 
@@ -21,14 +22,12 @@ use crate::transport::{ReadError, ReadRequest};
 /// cores reach.
 const LINES_MAX: usize = 4;
 
-/// Objects and bytes of one group. 4 MiB take half a millisecond to copy, beside which a round trip is small; the first
-/// object of a run waits for its whole group.
-const GROUP_OBJECTS_MAX: usize = 32;
-const GROUP_BYTES_MAX: usize = 4 << 20;
-
 /// Bytes copied before they are added to the checksum: they are then still in a near cache. Three times 8 KiB is the
 /// stride the checksum is fastest at; smaller pieces measured 5 to 50 % slower.
 const PIECE_BYTES: usize = 24 << 10;
+
+/// Questions about one object: for the segment, and because of a wrong copy.
+const ASKS_MAX: usize = 2;
 
 /// Segments kept per connection; a peer has two regions per rank.
 const SEGMENTS_MAX: usize = 64;
@@ -52,19 +51,23 @@ struct Mapped {
     shape: SegmentShape,
 }
 
-/// The next reads of a run: how many, and which of them are asked for.
-struct Group {
-    reads: usize,
-    wanted: Vec<Descriptor>,
-}
-
 /// The peer is gone, or does not speak the protocol. The log says which.
 struct Lost;
 
-/// What became of a conversation about one run.
-enum End {
-    /// All reads were answered, or the sink closed.
-    Over(Flow),
+/// What a copy came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copied {
+    /// The object.
+    Right,
+    /// Other bytes, of this checksum.
+    Wrong(u32),
+    /// Nothing: the segment is missing or shut, or the slot holds something else, or did before the copy was done.
+    Moved,
+}
+
+/// What became of one read.
+enum Outcome {
+    Answer(Result<(), ReadError>),
     /// The region is not in shared memory.
     NotShared,
 }
@@ -85,39 +88,48 @@ pub(in crate::transport) async fn read(
     member: &Member,
     run: &mut Run<'_>,
 ) -> Result<Option<Flow>, ReadError> {
-    let (core, limits, context) = (run.core(), run.limits(), run.context());
+    let (core, limits) = (run.core(), run.limits());
     let permit = limits.within(member.lines.permits.acquire()).await?;
     let _permit = permit.expect("the semaphore is never closed");
-    let group = group(run.reads());
-    let mut first = None;
-    if let Some(mut line) = member.lines.take(path) {
-        match limits.within(line.turn(context, run.region(), &[], &group)).await? {
-            Ok(opened) => first = Some((line, opened)),
-            // The peer ended: the others are as dead, and each would keep all of its memory mapped.
-            Err(Lost) => member.lines.clear(),
-        }
-    }
-    if first.is_none() {
-        // No idle connection, or a dead one, as after a restart of the peer.
-        let Ok(Some(mut line)) = limits.within(connect(core, path)).await else {
-            return Ok(None);
+    let mut line = match member.lines.take(path) {
+        Some(line) => line,
+        // No idle connection, or dead ones, as after a restart of the peer.
+        None => match limits.within(connect(core, path)).await {
+            Ok(Some(line)) => line,
+            Ok(None) | Err(_) => return Ok(None),
+        },
+    };
+    let context = run.context();
+    while let Some(read) = run.front() {
+        limits.check()?;
+        let result = match misfit(read) {
+            Some(error) => Err(error),
+            None => {
+                let asked = limits.within(line.read(context, read)).await?;
+                match asked {
+                    Ok(Outcome::Answer(result)) => result,
+                    Ok(Outcome::NotShared) => {
+                        member.lines.put(line);
+                        return Ok(None);
+                    }
+                    Err(Lost) => {
+                        // The others are as dead, and each would keep all of its memory mapped.
+                        member.lines.clear();
+                        return Err(ReadError::PeerLost { region: run.region() });
+                    }
+                }
+            }
         };
-        let turn = limits.within(line.turn(context, run.region(), &[], &group)).await?;
-        let lost = ReadError::PeerLost { region: run.region() };
-        first = Some((line, turn.map_err(|Lost| lost)?));
-    }
-    let (mut line, opened) = first.expect("set above");
-    match line.converse(run, group, opened).await? {
-        End::Over(Flow::Closed) => Ok(Some(Flow::Closed)),
-        End::Over(Flow::Open) => {
+        limits.check()?;
+        if run.answer(Path::SharedMemory, result) == Flow::Closed {
             member.lines.put(line);
-            Ok(Some(Flow::Open))
+            return Ok(Some(Flow::Closed));
         }
-        End::NotShared => {
-            member.lines.put(line);
-            Ok(None)
-        }
+        // A copy takes as long as many tasks together: let them pass.
+        task::yield_now().await;
     }
+    member.lines.put(line);
+    Ok(Some(Flow::Open))
 }
 
 async fn connect(core: &Core, path: &FilePath) -> Option<Line> {
@@ -138,15 +150,22 @@ async fn connect(core: &Core, path: &FilePath) -> Option<Line> {
 }
 
 impl Lines {
+    /// A living connection. The dead ones go, with all they have mapped.
     fn take(&self, path: &FilePath) -> Option<Line> {
-        let mut idle = self.idle.lock();
-        idle.retain(|line| line.path == path);
-        idle.pop()
+        let dead: Vec<Line>;
+        let line = {
+            let mut idle = self.idle.lock();
+            let of_path = |line: &mut Line| line.path == path && line.conversation.is_quiet();
+            dead = idle.extract_if(.., |line| !of_path(line)).collect();
+            idle.pop()
+        };
+        // Unmapped outside the lock.
+        drop(dead);
+        line
     }
 
     fn clear(&self) {
         let idle = std::mem::take(&mut *self.idle.lock());
-        // Unmapped outside the lock.
         drop(idle);
     }
 
@@ -159,133 +178,103 @@ impl Lines {
 }
 
 impl Line {
-    /// Reads group by group. Only a line of which no group is open may be used again: after an error, or when the sink
-    /// closed, it is to be dropped, and the owner releases what it holds.
-    async fn converse(
-        &mut self,
-        run: &mut Run<'_>,
-        mut group: Group,
-        mut opened: Opened,
-    ) -> Result<End, ReadError> {
-        let (region, limits, context) = (run.region(), run.limits(), run.context());
-        let lost = ReadError::PeerLost { region };
-        let limit_ms = run.core().config.read_ms_max;
-        loop {
-            if opened.statuses.contains(&Status::NotShared) {
-                return Ok(End::NotShared);
-            }
-            let mut results = Vec::with_capacity(group.reads);
-            let mut statuses = opened.statuses.iter();
-            for read in run.reads().iter_mut().take(group.reads) {
-                limits.check()?;
-                results.push(match misfit(read) {
-                    Some(error) => Err(error),
-                    None => {
-                        let status = statuses.next().expect("one for each wanted, see `turn`");
-                        self.copy(*status, read).map_err(|Lost| lost)?
-                    }
-                });
-                // A copy takes as long as many tasks together: let them pass.
-                task::yield_now().await;
-            }
-            let fits = |result: &Result<(), _>| !matches!(result, Err(ReadError::Length { .. }));
-            let copied: Vec<bool> = results
-                .iter()
-                .filter(|result| fits(result))
-                .map(|result| !matches!(result, Err(ReadError::Corrupt { .. })))
-                .collect();
-            let mut later = run.reads().iter().skip(group.reads);
-            let next = next_group(&mut later);
-            let turn = self.turn(context, region, &copied, &next);
-            let answer = limits.within(turn).await?.map_err(|Lost| lost)?;
-            for result in results {
-                limits.check()?;
-                let result = match result {
-                    // Not held to the end: the slot may have been reused under the copy, so a wrong sum says nothing.
-                    Ok(()) | Err(ReadError::Corrupt { .. }) if !answer.held => {
-                        Err(ReadError::Late { limit_ms })
-                    }
-                    result => result,
-                };
-                if run.answer(Path::SharedMemory, result) == Flow::Closed {
-                    return Ok(End::Over(Flow::Closed));
-                }
-            }
-            if next.reads == 0 {
-                return Ok(End::Over(Flow::Open));
-            }
-            (group, opened) = (next, answer);
-        }
-    }
-
-    /// One message each way. The answer has a status for each object wanted.
-    async fn turn(
+    /// Copies one object; asks the owner when that cannot be done, and tries again. When it is cancelled the line is to be
+    /// dropped: an answer may be under way.
+    async fn read(
         &mut self,
         context: RequestContext,
-        region: RegionId,
-        copied: &[bool],
-        group: &Group,
-    ) -> Result<Opened, Lost> {
-        let turn = Turn { context, region, copied: copied.to_vec(), wanted: group.wanted.clone() };
+        read: &mut ReadRequest,
+    ) -> Result<Outcome, Lost> {
+        let region = read.source.location.region;
+        let expected = read.source.checksum;
+        let mut copied = self.copy(read);
+        for _ in 0..ASKS_MAX {
+            let wrong = match copied {
+                Copied::Right => break,
+                Copied::Wrong(found) => Some(found),
+                Copied::Moved => None,
+            };
+            let ask = Ask { context, object: read.source, wrong: wrong.is_some() };
+            let refused = match (self.ask(ask).await?, wrong) {
+                (Status::Ready, _) => {
+                    copied = self.copy(read);
+                    continue;
+                }
+                (Status::NotShared, _) => return Ok(Outcome::NotShared),
+                (Status::UnknownRegion, _) => ReadError::UnknownRegion { region },
+                (Status::Damaged, Some(found)) => ReadError::Corrupt { expected, found },
+                (Status::Stale | Status::Damaged, _) => ReadError::Stale,
+            };
+            return Ok(Outcome::Answer(Err(refused)));
+        }
+        Ok(Outcome::Answer(match copied {
+            Copied::Right => Ok(()),
+            Copied::Wrong(found) => Err(ReadError::Corrupt { expected, found }),
+            Copied::Moved => Err(ReadError::Stale),
+        }))
+    }
+
+    /// One message each way.
+    async fn ask(&mut self, ask: Ask) -> Result<Status, Lost> {
+        let region = ask.object.location.region;
         let broken = |error: &dyn std::fmt::Display| {
-            tracing::warn!(request = %context.id, path = %self.path.display(), %error, "a shared memory connection broke");
+            tracing::warn!(request = %ask.context.id, path = %self.path.display(), %error, "a shared memory connection broke");
             Lost
         };
-        self.conversation.send(&turn.encode(), None).await.map_err(|error| broken(&error))?;
+        self.conversation.send(&ask.encode(), None).await.map_err(|error| broken(&error))?;
         let answer = self.conversation.receive().await.map_err(|error| broken(&error))?;
-        let Some(opened) = Opened::decode(&answer) else {
+        let Some(told) = Told::decode(&answer) else {
             return Err(broken(&"the peer sends a malformed answer"));
         };
-        if opened.statuses.len() != group.wanted.len() {
-            return Err(broken(&"the peer answers for another number of objects"));
-        }
-        if let Some(shape) = opened.segment {
+        if let Some(shape) = told.segment {
             let Some(file) = self.conversation.take_file() else {
                 return Err(broken(&"the peer announces a segment and sends no file"));
             };
             let bytes = shape.bytes().ok_or_else(|| broken(&"the peer's segment has no size"))?;
             let segment = ForeignSegment::map(file, bytes).map_err(|error| broken(&error))?;
-            if SEGMENTS_MAX <= self.segments.len() {
+            if SEGMENTS_MAX <= self.segments.len() && !self.segments.contains_key(&region) {
                 return Err(broken(&"the peer has too many segments"));
             }
             self.segments.insert(region, Mapped { segment, shape });
         }
-        Ok(opened)
+        if told.status == Status::Ready && !self.has_place_for(&ask.object) {
+            return Err(broken(&"the peer has an object outside its segment"));
+        }
+        Ok(told.status)
     }
 
-    /// Copies one object and checks it. The inner result is the object's.
-    fn copy(&self, status: Status, read: &mut ReadRequest) -> Result<Result<(), ReadError>, Lost> {
+    fn has_place_for(&self, object: &Descriptor) -> bool {
+        let mapped = self.segments.get(&object.location.region);
+        mapped.is_some_and(|mapped| mapped.start(object).is_some())
+    }
+
+    fn copy(&self, read: &mut ReadRequest) -> Copied {
         let source = read.source;
-        let region = source.location.region;
-        match status {
-            Status::Ready => {}
-            Status::UnknownRegion => return Ok(Err(ReadError::UnknownRegion { region })),
-            Status::Stale => return Ok(Err(ReadError::Stale)),
-            Status::Damaged | Status::NotShared => return Err(Lost),
-        }
-        let copied =
-            self.segments.get(&region).and_then(|mapped| mapped.copy(&source, &mut read.target));
-        let Some(found) = copied else {
-            tracing::warn!(%region, "a peer opens an object outside its segment");
-            return Err(Lost);
-        };
-        if found == source.checksum {
-            return Ok(Ok(()));
-        }
-        Ok(Err(ReadError::Corrupt { expected: source.checksum, found }))
+        let mapped = self.segments.get(&source.location.region);
+        mapped.map_or(Copied::Moved, |mapped| mapped.copy(&source, &mut read.target))
     }
 }
 
 impl Mapped {
-    /// Copies an object into the target and says the checksum of what arrived there. None when the object is not inside
-    /// the segment.
-    fn copy(&self, source: &Descriptor, target: &mut OwnedSlot) -> Option<u32> {
-        let SegmentShape { slots, slot_bytes, stride } = self.shape;
-        let slot = source.location.slot;
-        if slots <= slot.0 || slot_bytes < u64::from(source.bytes) {
-            return None;
+    /// Copies an object into the target, and its marks before and after say whether it was there all the time.
+    fn copy(&self, source: &Descriptor, target: &mut OwnedSlot) -> Copied {
+        let Some(start) = self.start(source) else {
+            return Copied::Moved;
+        };
+        if !self.holds(source) {
+            return Copied::Moved;
         }
-        let start = usize::try_from(u64::from(slot.0).checked_mul(stride)?).ok()?;
+        let Some(found) = self.copy_bytes(source, start, target) else {
+            return Copied::Moved;
+        };
+        if !self.holds(source) {
+            return Copied::Moved;
+        }
+        if found == source.checksum { Copied::Right } else { Copied::Wrong(found) }
+    }
+
+    /// Copies whatever lies there and says its checksum.
+    fn copy_bytes(&self, source: &Descriptor, start: usize, target: &mut OwnedSlot) -> Option<u32> {
         let mut checksum = Some(0);
         target.write(&mut |bytes| {
             let mut offset = start;
@@ -298,29 +287,38 @@ impl Mapped {
         });
         checksum
     }
+
+    /// Whether the owner says now that it holds this very object and that it may be read.
+    fn holds(&self, source: &Descriptor) -> bool {
+        let slot = self.mark(slot_mark(source.location.slot));
+        self.mark(OPEN_MARK) == Some(1) && slot == Some(mark_of(source.location.generation))
+    }
+
+    fn mark(&self, index: usize) -> Option<u64> {
+        let start = self.shape.marks()?;
+        self.segment.mark(start.checked_add(index.checked_mul(8)?)?)
+    }
+
+    /// Where an object begins. None when it is not inside the segment.
+    fn start(&self, source: &Descriptor) -> Option<usize> {
+        let SegmentShape { slots, slot_bytes, stride } = self.shape;
+        let slot = source.location.slot;
+        if slots <= slot.0 || slot_bytes < u64::from(source.bytes) {
+            return None;
+        }
+        usize::try_from(u64::from(slot.0).checked_mul(stride)?).ok()
+    }
 }
 
 impl SegmentShape {
+    /// Where its marks begin.
+    fn marks(&self) -> Option<usize> {
+        marks_start(SlotIndex(self.slots).index(), usize::try_from(self.stride).ok()?)
+    }
+
     /// Bytes of the whole segment; none when they cannot be addressed.
     fn bytes(&self) -> Option<usize> {
-        usize::try_from(u64::from(self.slots).checked_mul(self.stride)?).ok()
+        let count = SlotIndex(self.slots).index();
+        segment_bytes(count, usize::try_from(self.stride).ok()?, count.checked_add(1)?)
     }
-}
-
-fn group(reads: &VecDeque<ReadRequest>) -> Group {
-    next_group(&mut reads.iter())
-}
-
-/// The next reads that make one group.
-fn next_group(reads: &mut dyn Iterator<Item = &ReadRequest>) -> Group {
-    let mut bytes = 0;
-    let mut group = Vec::new();
-    for read in reads.take(GROUP_OBJECTS_MAX) {
-        bytes += payload_bytes(read.source.bytes);
-        if GROUP_BYTES_MAX < bytes && !group.is_empty() {
-            break;
-        }
-        group.push(read);
-    }
-    Group { reads: group.len(), wanted: fitting(group) }
 }

@@ -1,32 +1,27 @@
-//! The two messages: a turn of the reader, and the owner's answer. All numbers are big-endian.
+//! The two messages: a question of the reader, and the owner's answer. All numbers are big-endian.
 
-use shared::{Descriptor, RegionId, RequestContext};
+use shared::{Descriptor, RequestContext};
 
 use crate::transport::wire::{Fields, Status, VERSION, put_context, put_descriptors};
 
-/// What a reader says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::transport) struct Turn {
+/// What a reader asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::transport) struct Ask {
     /// On whose behalf it reads.
     pub(in crate::transport) context: RequestContext,
-    /// The region all its objects are of.
-    pub(in crate::transport) region: RegionId,
-    /// Per object of the group opened last, in its order: whether its copy has the right checksum. Empty when no group is
-    /// open.
-    pub(in crate::transport) copied: Vec<bool>,
-    /// What to open next. May be empty.
-    pub(in crate::transport) wanted: Vec<Descriptor>,
+    /// The object that it could not copy. Its region is the one whose segment it wants, if it has not got it.
+    pub(in crate::transport) object: Descriptor,
+    /// Whether it copied other bytes: the owner then looks at its own.
+    pub(in crate::transport) wrong: bool,
 }
 
 /// What the owner answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::transport) struct Opened {
-    /// Whether the group opened before was held until this turn came.
-    pub(in crate::transport) held: bool,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::transport) struct Told {
+    /// What it says of the object: [`Status::Ready`] when it holds it, [`Status::Damaged`] after a wrong copy alone.
+    pub(in crate::transport) status: Status,
     /// The segment of the region, when the reader has not got it yet. Its file comes with the message.
     pub(in crate::transport) segment: Option<SegmentShape>,
-    /// Per object wanted, in order.
-    pub(in crate::transport) statuses: Vec<Status>,
 }
 
 /// Where the slots of a segment are.
@@ -40,14 +35,12 @@ pub(in crate::transport) struct SegmentShape {
     pub(in crate::transport) stride: u64,
 }
 
-impl Turn {
+impl Ask {
     pub(in crate::transport) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION];
         put_context(&mut bytes, self.context);
-        bytes.extend_from_slice(&self.region.0.to_be_bytes());
-        put_count(&mut bytes, self.copied.len());
-        bytes.extend(self.copied.iter().map(|right| u8::from(*right)));
-        put_descriptors(&mut bytes, &self.wanted);
+        bytes.push(u8::from(self.wrong));
+        put_descriptors(&mut bytes, &[self.object]);
         bytes
     }
 
@@ -56,25 +49,22 @@ impl Turn {
         if fields.u8()? != VERSION {
             return None;
         }
-        let context = fields.context()?;
-        let region = RegionId(fields.u64()?);
-        let count = fields.count()?;
-        let copied = (0..count).map(|_| fields.flag()).collect::<Option<_>>()?;
-        let wanted = fields.descriptors()?;
-        fields.is_empty().then_some(Self { context, region, copied, wanted })
+        let (context, wrong) = (fields.context()?, fields.flag()?);
+        let [object] = fields.descriptors()?[..] else {
+            return None;
+        };
+        fields.is_empty().then_some(Self { context, object, wrong })
     }
 }
 
-impl Opened {
+impl Told {
     pub(in crate::transport) fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![VERSION, u8::from(self.held), u8::from(self.segment.is_some())];
+        let mut bytes = vec![VERSION, self.status.code(), u8::from(self.segment.is_some())];
         if let Some(shape) = self.segment {
             bytes.extend_from_slice(&shape.slots.to_be_bytes());
             bytes.extend_from_slice(&shape.slot_bytes.to_be_bytes());
             bytes.extend_from_slice(&shape.stride.to_be_bytes());
         }
-        put_count(&mut bytes, self.statuses.len());
-        bytes.extend(self.statuses.iter().map(|status| status.code()));
         bytes
     }
 
@@ -83,7 +73,7 @@ impl Opened {
         if fields.u8()? != VERSION {
             return None;
         }
-        let held = fields.flag()?;
+        let status = fields.u8().and_then(Status::from_code)?;
         let segment = match fields.flag()? {
             true => Some(SegmentShape {
                 slots: fields.u32()?,
@@ -92,69 +82,59 @@ impl Opened {
             }),
             false => None,
         };
-        let count = fields.count()?;
-        let status = |_| fields.u8().and_then(Status::from_code);
-        let statuses = (0..count).map(status).collect::<Option<_>>()?;
-        fields.is_empty().then_some(Self { held, segment, statuses })
+        fields.is_empty().then_some(Self { status, segment })
     }
-}
-
-fn put_count(bytes: &mut Vec<u8>, count: usize) {
-    let count = u16::try_from(count).expect("a group has at most 256 objects");
-    bytes.extend_from_slice(&count.to_be_bytes());
 }
 
 #[cfg(test)]
 mod tests {
-    use shared::{RegionId, RequestContext};
+    use shared::RequestContext;
 
-    use super::{Opened, SegmentShape, Turn};
+    use super::{Ask, SegmentShape, Told};
     use crate::testing::{pool, store};
     use crate::transport::wire::{CONTEXT_BYTES, Status};
 
-    fn turn() -> Turn {
-        let pool = pool(7, 2);
-        let wanted = [store(&pool, 1), store(&pool, 2)].map(|slot| slot.descriptor()).to_vec();
-        let context = RequestContext::NONE;
-        Turn { context, region: RegionId(7), copied: vec![true, false, true], wanted }
+    fn ask() -> Ask {
+        let object = store(&pool(7, 2), 1).descriptor();
+        Ask { context: RequestContext::NONE, object, wrong: true }
     }
 
-    fn opened() -> Opened {
+    fn told() -> Told {
         let segment = Some(SegmentShape { slots: 3, slot_bytes: 37, stride: 64 });
-        Opened { held: true, segment, statuses: vec![Status::Ready, Status::Stale] }
+        Told { status: Status::Stale, segment }
     }
 
     #[test]
     fn messages_come_back_as_they_were() {
-        let empty = Turn { copied: Vec::new(), wanted: Vec::new(), ..turn() };
-        for turn in [turn(), empty] {
-            assert_eq!(Turn::decode(&turn.encode()), Some(turn));
-        }
-        let bare = Opened { held: false, segment: None, statuses: Vec::new() };
-        for opened in [opened(), bare] {
-            assert_eq!(Opened::decode(&opened.encode()), Some(opened));
+        assert_eq!(Ask::decode(&ask().encode()), Some(ask()));
+        for told in [told(), Told { status: Status::Ready, segment: None }] {
+            assert_eq!(Told::decode(&told.encode()), Some(told));
         }
     }
 
     #[test]
     fn malformed_messages_are_refused() {
-        let (turn, opened) = (turn().encode(), opened().encode());
-        for length in 0..turn.len() {
-            assert_eq!(Turn::decode(&turn[..length]), None, "cut at {length}");
+        let (ask, told) = (ask().encode(), told().encode());
+        for length in 0..ask.len() {
+            assert_eq!(Ask::decode(&ask[..length]), None, "cut at {length}");
         }
-        for length in 0..opened.len() {
-            assert_eq!(Opened::decode(&opened[..length]), None, "cut at {length}");
+        for length in 0..told.len() {
+            assert_eq!(Told::decode(&told[..length]), None, "cut at {length}");
         }
         let context = CONTEXT_BYTES;
-        for (place, value) in [(0, 9), (context, 2), (context + 9, 0xff), (context + 11, 2)] {
-            let mut bad = turn.clone();
+        for (place, value) in [(0, 9), (context, 2), (context + 1, 2), (context + 3, 0), (context + 3, 2)] {
+            let mut bad = ask.clone();
             bad[place] = value;
-            assert_eq!(Turn::decode(&bad), None, "byte {place} of a turn is {value}");
+            assert_eq!(Ask::decode(&bad), None, "byte {place} of a question is {value}");
         }
-        for (place, value) in [(0, 9), (1, 2), (2, 2), (23, 0xff), (26, 9)] {
-            let mut bad = opened.clone();
+        for (place, value) in [(0, 9), (1, 9), (2, 2)] {
+            let mut bad = told.clone();
             bad[place] = value;
-            assert_eq!(Opened::decode(&bad), None, "byte {place} of an answer is {value}");
+            assert_eq!(Told::decode(&bad), None, "byte {place} of an answer is {value}");
+        }
+        for message in [&ask, &told] {
+            let longer = [&message[..], &[0]].concat();
+            assert_eq!((Ask::decode(&longer), Told::decode(&longer)), (None, None));
         }
     }
 }

@@ -1,26 +1,23 @@
 //! The owner's side of shared memory.
 
 use std::collections::HashMap;
-use std::future;
+use std::fs;
 use std::io;
 use std::os::unix::net;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fs, mem};
 
 use shared::{RegionId, SlotMemory};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tokio::{select, time};
 
-use super::messages::{Opened, SegmentShape, Turn};
+use super::messages::{Ask, SegmentShape, Told};
 use super::socket::Conversation;
 use crate::memory::SharedMemory;
-use crate::pool::OpenRead;
 use crate::transport::local::forget_if_damaged;
-use crate::transport::peer::{Core, Path, PeerTransportError, ServedConnection, add};
+use crate::transport::peer::{Core, PeerTransportError, ServedConnection, add};
 use crate::transport::wire::Status;
 
 /// After a failed accept, which is almost always a lack of file descriptors.
@@ -32,18 +29,9 @@ pub(in crate::transport) struct Listener {
     path: PathBuf,
 }
 
-/// What a reader has open. Released when it drops.
-struct Held {
-    region: RegionId,
-    /// The objects that could be opened; none for the others.
-    objects: Vec<Option<OpenRead>>,
-    until: Instant,
-}
-
 /// What one connection knows of its reader.
 #[derive(Default)]
 struct Reader {
-    held: Option<Held>,
     /// The registration whose segment the reader has, by region.
     sent: HashMap<RegionId, u64>,
 }
@@ -122,33 +110,25 @@ async fn serve_reader(core: Arc<Core>, stream: UnixStream) {
     let _counted = ServedConnection::new(&core.counters);
     let mut reader = Reader::default();
     loop {
-        let message = select! {
-            message = conversation.receive() => message,
-            () = reader.expired() => {
-                let count = reader.release_unasked();
-                add(&core.counters.holds_expired, count);
-                continue;
-            }
-        };
-        let message = match message {
+        let message = match conversation.receive().await {
             Ok(message) => message,
             Err(error) => {
                 tracing::debug!(%error, "a reader's connection ended");
                 return;
             }
         };
-        let Some(turn) = Turn::decode(&message) else {
+        let Some(ask) = Ask::decode(&message) else {
             add(&core.counters.requests_malformed, 1);
-            tracing::warn!(bytes = message.len(), "a reader's turn is malformed");
+            tracing::warn!(bytes = message.len(), "a reader's question is malformed");
             return;
         };
+        let (told, memory) = reader.answer(&core, &ask);
         tracing::debug!(
-            request = %turn.context.id, trace = %turn.context.trace, objects = turn.wanted.len(),
-            "read through shared memory"
+            request = %ask.context.id, trace = %ask.context.trace, status = ?told.status,
+            "asked by a reader of shared memory"
         );
-        let (opened, memory) = reader.turn(&core, &turn);
         let file = memory.as_deref().map(SharedMemory::file);
-        let answer = opened.encode();
+        let answer = told.encode();
         let sent = time::timeout(core.hold_limit(), conversation.send(&answer, file)).await;
         if !matches!(sent, Ok(Ok(()))) {
             return;
@@ -157,83 +137,34 @@ async fn serve_reader(core: Arc<Core>, stream: UnixStream) {
 }
 
 impl Reader {
-    /// Ends when the open group was held for too long.
-    async fn expired(&self) {
-        match &self.held {
-            Some(held) => time::sleep_until(held.until).await,
-            None => future::pending().await,
-        }
-    }
-
-    /// Releases the open group without the reader, and says how many objects that were.
-    fn release_unasked(&mut self) -> u64 {
-        let held = self.held.take();
-        let objects = held.map_or(0, |held| held.objects.iter().flatten().count());
-        u64::try_from(objects).expect("usize has at most 64 bits")
-    }
-
-    /// Does what a turn says. The memory is the one whose file goes with the answer.
-    fn turn(&mut self, core: &Core, turn: &Turn) -> (Opened, Option<Arc<SharedMemory>>) {
-        let held = match self.held.take() {
-            Some(held) => held.finish(core, &turn.copied),
-            None => turn.copied.is_empty(),
-        };
-        let refused = |status| {
-            let statuses = vec![status; turn.wanted.len()];
-            (Opened { held, segment: None, statuses }, None)
-        };
-        if turn.wanted.is_empty() {
-            return refused(Status::Ready);
-        }
-        let Some(served) = core.registry.served(turn.region) else {
+    /// The memory is the one whose file goes with the answer.
+    fn answer(&mut self, core: &Core, ask: &Ask) -> (Told, Option<Arc<SharedMemory>>) {
+        let region = ask.object.location.region;
+        let refused = |status| (Told { status, segment: None }, None);
+        let Some(served) = core.registry.served(region) else {
             return refused(Status::UnknownRegion);
         };
-        let known = self.sent.get(&turn.region).copied();
+        let known = self.sent.get(&region).copied();
         let Some(memory) = served.memory else {
             return refused(Status::NotShared);
         };
         if REGIONS_MAX <= self.sent.len() && known.is_none() {
             return refused(Status::NotShared);
         }
-        let mut objects = Vec::with_capacity(turn.wanted.len());
-        let mut statuses = Vec::with_capacity(turn.wanted.len());
-        for wanted in &turn.wanted {
-            let opened = served.pool.open(wanted);
-            statuses
-                .push(opened.as_ref().map_or_else(|error| Status::of(*error), |_| Status::Ready));
-            if opened.is_ok() {
-                core.counters.served(Path::SharedMemory, wanted.bytes);
-            }
-            objects.push(opened.ok());
-        }
-        let until = Instant::now() + core.hold_limit();
-        self.held = Some(Held { region: turn.region, objects, until });
+        let status = match served.pool.open(&ask.object) {
+            Ok(open) if ask.wrong && forget_if_damaged(&served.pool, &open) => Status::Damaged,
+            Ok(_) => Status::Ready,
+            Err(error) => Status::of(error),
+        };
         if known == Some(served.registration) {
-            return (Opened { held, segment: None, statuses }, None);
+            return refused(status);
         }
-        self.sent.insert(turn.region, served.registration);
+        self.sent.insert(region, served.registration);
         let segment = Some(SegmentShape {
             slots: memory.slots(),
             slot_bytes: u64::try_from(memory.slot_bytes()).expect("usize has at most 64 bits"),
             stride: u64::try_from(memory.stride()).expect("usize has at most 64 bits"),
         });
-        (Opened { held, segment, statuses }, Some(memory))
-    }
-}
-
-impl Held {
-    /// Checks the objects whose copies are wrong and releases all. Says whether the reader spoke of these objects.
-    fn finish(mut self, core: &Core, copied: &[bool]) -> bool {
-        let objects = mem::take(&mut self.objects);
-        if objects.len() != copied.len() {
-            return false;
-        }
-        let served = core.registry.served(self.region);
-        for (object, right) in objects.iter().zip(copied) {
-            if let (Some(object), Some(served), false) = (object, &served, right) {
-                let _damaged_or_not: bool = forget_if_damaged(&served.pool, object);
-            }
-        }
-        true
+        (Told { status, segment }, Some(memory))
     }
 }

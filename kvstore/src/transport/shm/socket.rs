@@ -13,10 +13,10 @@ use rustix::{cmsg_space, process};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::transport::wire::{CONTEXT_BYTES, DESCRIPTOR_BYTES, REQUEST_MAX};
+use crate::transport::wire::{CONTEXT_BYTES, DESCRIPTOR_BYTES};
 
-/// Bytes of the longest message: a turn over two full groups, with room to spare.
-const MESSAGE_BYTES_MAX: usize = 64 + CONTEXT_BYTES + REQUEST_MAX * (DESCRIPTOR_BYTES + 1);
+/// Bytes of the longest message, a question, with room to spare.
+const MESSAGE_BYTES_MAX: usize = 64 + CONTEXT_BYTES + DESCRIPTOR_BYTES;
 
 /// Files received and not yet taken. One is expected at a time.
 const FILES_MAX: usize = 2;
@@ -53,7 +53,7 @@ impl Conversation {
         message: &[u8],
         mut file: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
-        assert!(message.len() <= MESSAGE_BYTES_MAX, "messages are bounded by their groups");
+        assert!(message.len() <= MESSAGE_BYTES_MAX, "messages carry at most one object");
         let length = u32::try_from(message.len()).expect("bounded above");
         let bytes = [&length.to_be_bytes(), message].concat();
         let mut sent = 0;
@@ -91,6 +91,15 @@ impl Conversation {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Whether the other end is still there and said nothing unasked. Never waits.
+    pub(in crate::transport) fn is_quiet(&mut self) -> bool {
+        let read = self.stream.try_io(Interest::READABLE, || {
+            receive_part(&self.stream, &mut self.received, &mut self.files)
+        });
+        self.received.is_empty()
+            && read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// The file that came with an earlier message.

@@ -304,7 +304,6 @@ pub(crate) fn reads(stats: &PeerStats, text: &mut String) {
         ("local", stats.local),
         ("shared_memory", stats.shared_memory),
         ("quic", stats.quic),
-        ("served_shared_memory", stats.served_shared_memory),
         ("served_quic", stats.served_quic),
     ];
     head(text, "kvasir_kvstore_read_objects_total", "counter", "Objects read, by their way");
