@@ -29,11 +29,12 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, CacheChange, Clock, Descriptor, Flow, Grouped, LocateEvent, Miss, ObjectKey,
-    ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory, Ticket, Tier,
-    ungrouped,
+    BlockName, BlockStore, CacheChange, Clock, Descriptor, Flow, Grouped, LocateEvent, Miss,
+    ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory,
+    Ticket, Tier, ungrouped,
 };
 
+pub use lookups::BlockPlace;
 pub use stats::HostStats;
 
 use crate::disk::DiskTier;
@@ -320,6 +321,13 @@ impl HostTier {
         changes
     }
 
+    /// Says where each block is, or why not here, without pinning, reading or counting anything. `told` is called once, on
+    /// the tier's thread, and must not block; it is dropped uncalled when the queue is full or the tier ends first.
+    pub fn places(&self, names: Vec<BlockName>, told: Box<dyn FnOnce(Vec<BlockPlace>) + Send>) {
+        // Whoever waits for it sees that it was dropped.
+        let _sent_or_dropped = self.send(Command::Places(names, told)).is_ok();
+    }
+
     /// Queues a command; gives it back when there is no room or no thread.
     fn send(&self, command: Command) -> Result<(), Command> {
         let Some(commands) = &self.commands else {
@@ -352,7 +360,9 @@ impl BlockStore for HostTier {
                     .emit(LocateEvent { found: vec![Err(Miss::NoRoom); lookup.keys.len()] });
                 Ticket::empty()
             }
-            Err(Command::Offer(_)) => unreachable!("a refused command comes back as it was"),
+            Err(Command::Offer(_) | Command::Places(..)) => {
+                unreachable!("a refused command comes back as it was")
+            }
         }
     }
 
@@ -379,7 +389,9 @@ impl BlockStore for HostTier {
                 let _: Flow = self.refuse(&objects, &mut sink);
                 Ticket::empty()
             }
-            Err(Command::Locate(_)) => unreachable!("a refused command comes back as it was"),
+            Err(Command::Locate(_) | Command::Places(..)) => {
+                unreachable!("a refused command comes back as it was")
+            }
         }
     }
 }

@@ -34,7 +34,9 @@ pub use disk::{
     DiskConfig, DiskError, DiskIo, DiskLoad, DiskStats, DiskTier, DiskWiring, PlanError,
     PlanVerdict, RetentionPlan, RetentionQuery, plan_retention, survey,
 };
-pub use host::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore};
+pub use host::{
+    BlockPlace, HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore,
+};
 pub use memory::{HostMemory, MemoryError, SharedMemory};
 pub use planner::{
     StartCosts, StartPlan, StartQuery, StartRole, WindowCandidate, WindowPlan, plan_start,

@@ -360,7 +360,9 @@ impl Model for Store {
                 let Phase::Owned { name, .. } = state.slot(pool, slot).phase else { return None };
                 self.seal(&mut state, pool, slot, name);
             }
-            Action::Drop(pool, slot) | Action::Evict(pool, slot) => state.free(pool, slot, self.broken),
+            Action::Drop(pool, slot) | Action::Evict(pool, slot) => {
+                state.free(pool, slot, self.broken)
+            }
             Action::Forget(pool, slot) => state.forget(pool, slot, self.broken),
             Action::Pin(pool, slot) => {
                 state.slot_mut(pool, slot).pinned = last.tenant(pool, slot);

@@ -33,6 +33,17 @@ const REMEMBERED_PER_SLOT: usize = 4;
 /// How often a drive that is too slow for lookups is tried.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Where a store node has a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockPlace {
+    /// In host memory.
+    Memory,
+    /// On the drive alone.
+    Drive,
+    /// Nowhere, and why, as far as that is remembered.
+    Missing(Miss),
+}
+
 /// A lookup that waits for its turn.
 pub(super) struct Lookup {
     pub(super) context: RequestContext,
@@ -187,6 +198,26 @@ impl Lookups {
         self.keep(blocks.iter());
         self.pools.blocks.release(blocks);
         windows
+    }
+
+    /// Where each block is. Nothing is pinned, read or counted.
+    pub(super) fn places(&self, names: &[BlockName]) -> Vec<BlockPlace> {
+        let in_memory: Vec<bool> =
+            names.iter().map(|name| self.pools.blocks.contains(*name)).collect();
+        let on_drive = match &self.disk {
+            Some(disk) => disk.tier.contains_all(names),
+            None => vec![false; names.len()],
+        };
+        let held = in_memory.into_iter().zip(on_drive);
+        let places = names.iter().zip(held).map(|(name, held)| match held {
+            (true, _) => BlockPlace::Memory,
+            (false, true) => BlockPlace::Drive,
+            (false, false) => {
+                let key = ObjectKey { kind: ObjectKind::Block, name: *name };
+                BlockPlace::Missing(self.reason(key))
+            }
+        });
+        places.collect()
     }
 
     /// When the next lookup is to be answered with what it has.

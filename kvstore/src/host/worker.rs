@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
 use shared::{
-    Clock, Descriptor, Flow, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RequestContext, Sink,
-    Timestamp,
+    BlockName, Clock, Descriptor, Flow, ObjectKey, ObjectKind, OfferEvent, OfferOutcome,
+    RequestContext, Sink, Timestamp,
 };
 
-use super::lookups::{Lookup, Lookups};
+use super::lookups::{BlockPlace, Lookup, Lookups};
 use super::stats::{Counters, DropReason, count};
 use super::windows::WindowAges;
 use super::{HostTierConfig, HostWiring, Pools};
@@ -23,6 +23,8 @@ use crate::transport::{ReadDone, ReadRequest, Transport};
 pub(super) enum Command {
     Locate(Lookup),
     Offer(Offer),
+    /// Where these blocks are.
+    Places(Vec<BlockName>, Box<dyn FnOnce(Vec<BlockPlace>) + Send>),
 }
 
 /// An offer that waits, or is being read.
@@ -146,6 +148,7 @@ impl Worker {
     fn take(&mut self, command: Command) {
         match command {
             Command::Locate(lookup) => self.locate(lookup),
+            Command::Places(names, told) => told(self.lookups.places(&names)),
             Command::Offer(offer) => {
                 let until = self.clock.now().after(self.offer_wait_max);
                 self.backlog.push_back((until, offer));

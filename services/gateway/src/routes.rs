@@ -12,7 +12,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::StreamExt;
 use prometheus_client::encoding::prometheus_text;
-use shared::RequestId;
+use serde_json::Value;
+use shared::{RequestId, TraceContext};
 use tokio::time::timeout;
 use tracing::Instrument;
 
@@ -48,7 +49,11 @@ pub(crate) fn admin(shared: Arc<Shared>, providers: Vec<MetricsProvider>) -> Rou
         let response = metrics(&shared, &providers);
         async move { response }
     };
-    health(Router::new()).route("/metrics", get(scrape)).fallback(unknown_path).with_state(shared)
+    health(Router::new())
+        .route("/metrics", get(scrape))
+        .route("/debug/prompt", post(prompt))
+        .fallback(unknown_path)
+        .with_state(shared)
 }
 
 fn health(router: Router<Arc<Shared>>) -> Router<Arc<Shared>> {
@@ -160,6 +165,24 @@ fn head(shared: &Shared, prepared: &Prepared) -> Head {
     }
 }
 
+/// What a chat request would be looked up by: the names of its prompt's whole blocks. Without a model it is the first one.
+async fn prompt(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let id = shared.next_request_id();
+    let named = async {
+        let mut body = read_body(&shared, request).await?;
+        if let Ok(Value::Object(mut fields)) = serde_json::from_slice(&body) {
+            let first = &shared.prompter.model().names[0];
+            fields.entry("model").or_insert_with(|| first.clone().into());
+            body = Value::Object(fields).to_string().into_bytes();
+        }
+        prepare_body(&shared, id, Shared::trace(None, id), body).await
+    };
+    match named.await {
+        Ok(prepared) => json(wire::prompt(prepared.prompt_tokens, &prepared.names)),
+        Err(error) => error.into_response(),
+    }
+}
+
 async fn prepare(
     shared: &Arc<Shared>,
     id: RequestId,
@@ -168,6 +191,15 @@ async fn prepare(
     let header = request.headers().get(TRACEPARENT).and_then(|value| value.to_str().ok());
     let trace = Shared::trace(header, id);
     let body = read_body(shared, request).await?;
+    prepare_body(shared, id, trace, body).await
+}
+
+async fn prepare_body(
+    shared: &Arc<Shared>,
+    id: RequestId,
+    trace: TraceContext,
+    body: Vec<u8>,
+) -> Result<Prepared, ApiError> {
     let permit = Arc::clone(&shared.tokenisers).acquire_owned().await;
     let permit = permit.expect("the semaphore is never closed");
     let prompter = Arc::clone(&shared.prompter);

@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use serde::Serialize;
-use shared::FinishReason;
+use shared::{BLOCK_TOKENS, BlockName, FinishReason};
 
 use crate::answer::Bill;
 use crate::error::ApiError;
@@ -28,6 +28,15 @@ pub(crate) struct Head {
 
 /// The end of every complete stream.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// What a prompt is looked up by, for operators.
+#[derive(Serialize)]
+struct Prompt {
+    prompt_tokens: u32,
+    block_tokens: u32,
+    /// Hexadecimal, in the order of the prompt. Tokens behind the last whole block have none.
+    names: Vec<String>,
+}
 
 /// A comment that keeps connections open.
 pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
@@ -261,6 +270,12 @@ impl Head {
 /// An error inside a stream that already began. Nothing follows it.
 pub(crate) fn error_event(error: &ApiError) -> Bytes {
     frame(&error.to_json())
+}
+
+/// A prompt's length and names.
+pub(crate) fn prompt(prompt_tokens: u32, names: &[BlockName]) -> Vec<u8> {
+    let names = names.iter().map(ToString::to_string).collect();
+    json(&Prompt { prompt_tokens, block_tokens: BLOCK_TOKENS, names })
 }
 
 /// The models `names`, or the one of them that was asked for.

@@ -4,6 +4,7 @@
 //! worker: gauges are read from what the workers last published.
 
 mod figures;
+mod places;
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ use serde_json::{Value, json};
 use shared::RequestId;
 
 use crate::wiring::{Cluster, NamedPool};
+
+pub(crate) use places::{NAMES_MAX, Places, of_store as places_in};
 
 pub(crate) use figures::{decode, prefill, reads, router as routing, store, stores};
 
@@ -44,6 +47,8 @@ pub(crate) struct Observed {
     pub(crate) is_running: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
     /// How its workers started a request, as far as they remember.
     pub(crate) starts: Vec<(String, Starts)>,
+    /// Says where its store has blocks. Without it the pools are asked.
+    pub(crate) places: Option<Places>,
     /// The members it is linked to.
     pub(crate) members: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
 }
@@ -78,6 +83,7 @@ impl Observed {
             evict_disk: None,
             is_running: None,
             starts: vec![("prefill".to_owned(), prefill), ("decode".to_owned(), decode)],
+            places: None,
             members: None,
         }
     }
@@ -118,7 +124,7 @@ struct EvictQuery {
 }
 
 /// The admin routes of a process: health, `/metrics`, `GET /debug/audit`, `GET /debug/members`, `GET /debug/starts/{id}`,
-/// `POST /debug/cache/evict?tier=device|host|disk|all`.
+/// `POST /debug/blocks`, `POST /debug/cache/evict?tier=device|host|disk|all`.
 pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
     let observed = Arc::new(observed);
     let figures = Arc::clone(&observed);
@@ -129,6 +135,7 @@ pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
         .route("/debug/audit", get(audit))
         .route("/debug/members", get(members))
         .route("/debug/starts/{id}", get(starts))
+        .route("/debug/blocks", post(places::blocks))
         .route("/debug/cache/evict", post(evict))
         .with_state(operated);
     let own = match gateway {

@@ -148,6 +148,15 @@ impl Client {
         serde_json::from_slice(&bytes).with_context(|| format!("{path} did not answer with JSON"))
     }
 
+    /// One request with this body, answered with JSON.
+    ///
+    /// # Errors
+    /// When the server cannot be reached, refuses, or answers something else than JSON.
+    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let bytes = collect(self.send("POST", path, Some(body.to_string())).await?).await?;
+        serde_json::from_slice(&bytes).with_context(|| format!("{path} did not answer with JSON"))
+    }
+
     /// Streams one chat to its end. `piece` sees each piece of visible text or reasoning as it comes.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 mod check;
 mod evict;
 mod explain;
+mod explain_prompt;
 mod list;
 mod plan;
 mod rebuild;
@@ -39,7 +40,7 @@ pub(crate) enum KvCommand {
     Scrub(ScrubArgs),
     /// Remove segments of a store that is stopped.
     Evict(EvictArgs),
-    /// Say why each block of a request was cached or not, as its workers remember it.
+    /// Say why each block of a request was cached or not, as its workers remember it, or where the blocks of a prompt are.
     Explain(ExplainArgs),
     /// Make the catalog of a store that is stopped anew from its segments alone.
     Rebuild(FolderArgs),
@@ -123,11 +124,18 @@ pub(crate) struct EvictArgs {
 
 /// Options of `kvasir kv explain`.
 #[derive(Clone, Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true))]
 pub(crate) struct ExplainArgs {
     /// The request: header x-request-id of its answer, or the answer's id.
-    #[arg(value_parser = explain::request_id)]
-    request: RequestId,
-    /// Admin listener of a prefill or decode worker, for example http://127.0.0.1:9101; once per process.
+    #[arg(value_parser = explain::request_id, group = "what")]
+    request: Option<RequestId>,
+    /// Instead of a request: a file with a chat request in JSON, or with the text of one user message; - is standard input.
+    #[arg(long, group = "what", requires = "router")]
+    prompt: Option<PathBuf>,
+    /// Admin listener of a router, which knows by what names a prompt is looked up.
+    #[arg(long, requires = "prompt")]
+    router: Option<String>,
+    /// Admin listener of a worker, or of a store node for a prompt, for example http://127.0.0.1:9101; once per process.
     #[arg(long, required = true)]
     admin: Vec<String>,
     /// JSON instead of text.
@@ -178,13 +186,20 @@ pub(crate) fn run(
         KvCommand::Fsck(args) => check::fsck(args, clock, console),
         KvCommand::Scrub(args) => check::scrub(args, clock, console),
         KvCommand::Evict(args) => evict::run(args, now, console).map(|()| true),
-        KvCommand::Explain(args) => explain::run(args, clock, console).map(|()| true),
+        KvCommand::Explain(args) => match (&args.prompt, &args.router, args.request) {
+            (Some(prompt), Some(router), _) => {
+                explain_prompt::run(args, (prompt, router), clock, console).map(|()| true)
+            }
+            (_, _, Some(request)) => explain::run(args, request, clock, console).map(|()| true),
+            _ => unreachable!("the command line demands one of them"),
+        },
         KvCommand::Rebuild(args) => rebuild::run(args, console).map(|()| true),
         KvCommand::Plan(args) => plan::run(args, console),
     }
 }
 
-fn block_name(text: &str) -> Result<BlockName, String> {
+/// A name as reports write it.
+pub(crate) fn block_name(text: &str) -> Result<BlockName, String> {
     let wrong = || "a name has 32 hex digits".to_owned();
     let mut bytes = [0; 16];
     if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {

@@ -198,3 +198,32 @@ fn explain_says_how_each_block_of_a_prompt_was_had() {
     assert!(!unknown.status.success());
     assert!(errors_of(&unknown).contains("remembers"), "{}", errors_of(&unknown));
 }
+
+#[test]
+fn explain_says_where_the_blocks_of_a_prompt_are() {
+    let server = Server::start(&[]);
+    let messages = user(&long_text(60));
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("prompt.json");
+    std::fs::write(&file, chat(&messages, 64, false).to_string()).expect("the prompt is written");
+    let file = file.to_str().expect("the path is UTF-8");
+    let admin = format!("http://{}", server.admin);
+    let explain = || -> Vec<Value> {
+        let output = run(&[
+            "kv", "explain", "--prompt", file, "--router", &admin, "--admin", &admin, "--json",
+        ]);
+        assert!(output.status.success(), "{}", errors_of(&output));
+        let text = String::from_utf8(output.stdout).expect("text");
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    let before = explain();
+    assert_eq!(before[0]["blocks"][0]["place"], "missing");
+    assert_eq!(before[1]["held_prefix_blocks"], 0);
+    let first = answer(&server, &messages);
+    let after = explain();
+    assert_eq!(after[1]["prompt_tokens"], first["usage"]["prompt_tokens"]);
+    assert_eq!(after[0]["blocks"][0]["place"], "in memory");
+    assert!(0 < after[1]["held_prefix_blocks"].as_u64().expect("a number"));
+    let nothing = run(&["kv", "explain", "--prompt", file, "--admin", &admin]);
+    assert!(!nothing.status.success(), "a prompt needs a router");
+}

@@ -9,6 +9,7 @@ use super::disk::ask;
 use super::{Rig, config, key, window_key};
 use crate::disk::DiskTier;
 use crate::disk::tests::{Folder, config as disk_config, flip, wiring};
+use crate::host::BlockPlace;
 use crate::testing::next;
 
 const FLUSH: Duration = Duration::from_secs(20);
@@ -62,4 +63,25 @@ fn with_a_drive_a_block_is_refused_by_the_budget_expired_or_damaged() {
     assert!(0 < rig.tier.evict_all());
     assert!(0 < disk.evict_all());
     assert_eq!(reasons(&rig, [0, 1]), [Miss::Damaged, Miss::Expired].map(Err));
+}
+
+#[test]
+fn places_are_told_without_bringing_anything_up() {
+    let folder = Folder::new();
+    let disk = DiskTier::start(&disk_config(&folder), wiring(&Arc::new(ManualClock::new())));
+    let disk = Arc::new(disk.unwrap());
+    let rig = Rig::over(Some(Arc::clone(&disk)), config(), |transport| transport);
+    store(&rig, 0..2);
+    assert!(disk.flush(FLUSH));
+    assert_eq!(rig.tier.evict_all(), 2);
+    assert_eq!(reasons(&rig, 1..2), [Ok(1)]);
+    let before = rig.tier.stats();
+    for _ in 0..2 {
+        let (told, places) = crossbeam_channel::bounded(1);
+        let names = (0..3).map(|number| key(number).name).collect();
+        rig.tier.places(names, Box::new(move |places| told.send(places).unwrap()));
+        let missing = BlockPlace::Missing(Miss::NeverStored);
+        assert_eq!(next(&places), [BlockPlace::Drive, BlockPlace::Memory, missing]);
+    }
+    assert_eq!(rig.tier.stats(), before, "nothing was pinned, read or counted");
 }

@@ -122,7 +122,9 @@ mod tests {
             assert_eq!(Told::decode(&told[..length]), None, "cut at {length}");
         }
         let context = CONTEXT_BYTES;
-        for (place, value) in [(0, 9), (context, 2), (context + 1, 2), (context + 3, 0), (context + 3, 2)] {
+        for (place, value) in
+            [(0, 9), (context, 2), (context + 1, 2), (context + 3, 0), (context + 3, 2)]
+        {
             let mut bad = ask.clone();
             bad[place] = value;
             assert_eq!(Ask::decode(&bad), None, "byte {place} of a question is {value}");

@@ -216,6 +216,29 @@ async fn the_worker_gets_prompt_names_sampling_and_bounds() {
 }
 
 #[tokio::test]
+async fn operators_learn_the_names_a_prompt_is_looked_up_by() {
+    let mut house = House::new(json!([{"match": "*", "text": "a"}])).await;
+    let words = "one more word ".repeat(400);
+    let body = ask(&json!({"messages": [{"role": "user", "content": words}]}));
+    let answer = chat(house.public, &body).await.json();
+    let placed = house.submitted().await;
+    let mut nameless = body.clone();
+    nameless.as_object_mut().unwrap().remove("model");
+    for body in [&body, &nameless] {
+        let told = send(house.admin, "POST", "/debug/prompt", body.to_string().as_bytes()).await;
+        let told = told.json();
+        let names: Vec<String> = placed.names.iter().map(ToString::to_string).collect();
+        assert!(2 < names.len());
+        assert_eq!(told["names"], json!(names));
+        assert_eq!(told["prompt_tokens"], answer["usage"]["prompt_tokens"]);
+        assert_eq!(told["block_tokens"], 128);
+    }
+    let refused = send(house.admin, "POST", "/debug/prompt", b"{\"messages\": []}").await;
+    assert_eq!(refused.status, 400);
+    assert_eq!(send(house.public, "POST", "/debug/prompt", b"{}").await.status, 404);
+}
+
+#[tokio::test]
 async fn models_and_health_are_served() {
     let house = House::new(json!([])).await;
     let list = send(house.public, "GET", "/v1/models", b"").await.json();

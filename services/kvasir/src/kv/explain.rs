@@ -39,22 +39,24 @@ struct Run {
 /// When a listener cannot be reached or none remembers the request.
 pub(super) fn run(
     args: &ExplainArgs,
+    request: RequestId,
     clock: Arc<dyn Clock>,
     console: &mut Console,
 ) -> anyhow::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(explain(args, clock, console))
+    runtime.block_on(explain(args, request, clock, console))
 }
 
 async fn explain(
     args: &ExplainArgs,
+    request: RequestId,
     clock: Arc<dyn Clock>,
     console: &mut Console,
 ) -> anyhow::Result<()> {
     let mut known = false;
     for url in &args.admin {
         let client = Client::http(url, None, Arc::clone(&clock))?;
-        let path = format!("/debug/starts/{}", args.request);
+        let path = format!("/debug/starts/{request}");
         let answer = client.json("GET", &path).await.with_context(|| format!("asking {url}"))?;
         let starts: Vec<Start> = serde_json::from_value(answer.clone())
             .with_context(|| format!("{url} is no admin listener of this version"))?;
@@ -71,9 +73,8 @@ async fn explain(
     }
     if !known {
         bail!(
-            "none of these processes remembers request {}; ask the admin listeners of the prefill and decode workers, \
-             which remember their last 4,096 starts",
-            args.request
+            "none of these processes remembers request {request}; ask the admin listeners of the prefill and decode \
+             workers, which remember their last 4,096 starts"
         );
     }
     Ok(())

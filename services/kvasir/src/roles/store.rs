@@ -117,6 +117,7 @@ fn observe(
             base.telemetry.figures(),
         ],
         evict_disk: Some(Arc::new(move || evicted.evict_disk())),
+        places: Some(admin::places_in(Arc::clone(tier))),
         is_running: Some(Arc::new(move || running.is_running())),
         members: Some(Arc::new(move || linked.states())),
         ..Observed::default()

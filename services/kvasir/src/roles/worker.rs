@@ -203,6 +203,7 @@ fn observe(
         prefill_loaded_share: is_prefill.then_some(share.with_tables),
         evict_disk: None,
         is_running: Some(Arc::new(move || running.is_running())),
+        places: None,
         starts: vec![(format!("{} ({})", base.me.name, base.me.role()), worker.starts())],
         members: Some(Arc::new(move || linked.states())),
     }
