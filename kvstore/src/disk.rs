@@ -156,15 +156,16 @@ impl DiskTier {
         let limits = config.limits(block_bytes)?;
         let lock = lock(&config.folder)?;
         let counters = Counters::default();
+        let drive = drive(&config.folder);
         let Recovered { index, active, number_next, report } =
-            recover::recover(config, identity, &*wiring.clock, &counters)?;
+            recover::recover(config, identity, &*drive, &*wiring.clock, &counters)?;
         let shared = Arc::new(Shared {
             config: config.clone(),
             identity,
             limits,
             block_bytes,
             clock: wiring.clock,
-            drive: drive(&config.folder),
+            drive,
             index,
             queue: Mutex::new(Queue::new(Retention::new(limits))),
             load: Mutex::new(Load::new()),

@@ -1,6 +1,7 @@
 //! Proofs about the store as a whole: what holds for every schedule, every fault and every kill.
 //!
 //! - [`simulation`]: the host tier under seeded schedules, its invariants checked after every step.
+//! - [`store`]: host tier, drive, catalog, crashes and a second node under seeded schedules, on the drive in [`drive`].
 //! - [`faults`]: transports that lie, lose and delay. [`damage`]: files that were torn, flipped, swapped or put back.
 //! - [`kill`]: processes that are killed while they write.
 //! - [`hits`]: what writers publish is what readers plan with.
@@ -10,8 +11,10 @@
 //! Everything random comes from a seed that is printed; a found seed becomes a case. Start reading at [`support`].
 
 mod damage;
+mod drive;
 mod faults;
 mod hits;
 mod kill;
 mod simulation;
+mod store;
 mod support;

@@ -69,6 +69,11 @@ pub(crate) trait Drive: Send + Sync {
     fn io(&self) -> DiskIo;
     /// A queue for the calling thread, [`DEPTH`] deep.
     fn queue(&self) -> Box<dyn Queue>;
+
+    /// Makes a file durable, its length included, on the calling thread: where nothing is under way.
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_all()
+    }
 }
 
 /// Where one thread's transfers go.

@@ -23,6 +23,7 @@ use super::catalog::{
 use super::config::{DiskConfig, DiskError};
 use super::format::{Identity, RecordHeader, SegmentHeader};
 use super::index::Index;
+use super::io::Drive;
 use super::segment::{self, OpenSegment, Walk};
 use super::stats::Counters;
 
@@ -65,13 +66,14 @@ pub(super) enum Loaded {
 pub(super) fn recover(
     config: &DiskConfig,
     identity: Identity,
+    drive: &dyn Drive,
     clock: &dyn Clock,
     counters: &Counters,
 ) -> Result<Recovered, DiskError> {
-    match attempt(config, identity, clock, counters) {
+    match attempt(config, identity, drive, clock, counters) {
         // Damage that was met on the way is noted in the catalog, so that it is made anew now.
         Err(DiskError::Catalog(error)) if error.is_damage() => {
-            attempt(config, identity, clock, counters)
+            attempt(config, identity, drive, clock, counters)
         }
         recovered => recovered,
     }
@@ -80,6 +82,7 @@ pub(super) fn recover(
 fn attempt(
     config: &DiskConfig,
     identity: Identity,
+    drive: &dyn Drive,
     clock: &dyn Clock,
     counters: &Counters,
 ) -> Result<Recovered, DiskError> {
@@ -99,7 +102,8 @@ fn attempt(
         catalog.remove_segment(*number, &mut |_| {})?;
     }
     let last = files.last().map(|file| file.number);
-    let mut start = Start { folder, identity, catalog, counters, active: None, foreign: None };
+    let mut start =
+        Start { folder, identity, drive, catalog, counters, active: None, foreign: None };
     for number in &load {
         start.load(*number, Some(*number) == last)?;
     }
@@ -122,6 +126,7 @@ fn attempt(
 struct Start<'a> {
     folder: &'a Path,
     identity: Identity,
+    drive: &'a dyn Drive,
     catalog: Catalog,
     counters: &'a Counters,
     active: Option<OpenSegment>,
@@ -150,7 +155,7 @@ impl Start<'_> {
                 let bytes_kept = if last { walk.end } else { bytes };
                 if last {
                     // Before it is entered: what the catalog knows is durable.
-                    cut(&file, bytes, walk.end)
+                    cut(self.drive, &file, bytes, walk.end)
                         .map_err(failed("cut the torn end of a segment in"))?;
                 }
                 self.catalog.load_segment(&open_contents(number, bytes_kept, &walk))?;
@@ -178,13 +183,12 @@ pub(super) fn open_contents(number: u64, bytes: u64, walk: &Walk) -> SegmentCont
     SegmentContents { number, state: SegmentState::Open, bytes, changed_unix_seconds: 0, records }
 }
 
-fn cut(file: &File, bytes: u64, end: u64) -> io::Result<()> {
-    if bytes == end {
-        // What was found may lie in the system's cache alone.
-        return file.sync_data();
+fn cut(drive: &dyn Drive, file: &File, bytes: u64, end: u64) -> io::Result<()> {
+    if bytes != end {
+        file.set_len(end)?;
     }
-    file.set_len(end)?;
-    file.sync_all()
+    // What was found may lie in the system's cache alone.
+    drive.sync(file)
 }
 
 /// The numbers of all segment files, ascending. As many as files were ever allowed there; each takes 8 bytes.

@@ -24,7 +24,7 @@ use super::format::{
     PAGE, PAGE_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SEAL_BYTES,
     SEGMENT_HEADER_BYTES, Seal, SegmentHeader, page_of, record_bytes, seal_bytes, wide,
 };
-use super::io::{go_direct, open};
+use super::io::{Drive, go_direct, open};
 use crate::pool::payload_bytes;
 
 const EXTENSION: &str = "segment";
@@ -164,8 +164,8 @@ impl OpenSegment {
     }
 
     /// Makes what was written durable, after an error: nothing is appended any more.
-    pub(super) fn sync_written(&self) -> io::Result<()> {
-        self.file.sync_data()
+    pub(super) fn sync_written(&self, drive: &dyn Drive) -> io::Result<()> {
+        drive.sync(&self.file)
     }
 
     /// Writes the table and the seal and makes the file durable; it is complete then. After a failure nobody knows what was

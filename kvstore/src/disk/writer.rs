@@ -350,7 +350,10 @@ impl Writer {
     fn close_early(&mut self, segment: &OpenSegment) {
         let number = segment.number();
         if !self.unsynced.is_empty()
-            && segment.sync_written().and_then(|()| self.enter_unsynced()).is_err()
+            && segment
+                .sync_written(&*self.shared.drive)
+                .and_then(|()| self.enter_unsynced())
+                .is_err()
         {
             self.lose_unsynced();
         }
