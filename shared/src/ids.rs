@@ -160,11 +160,14 @@ pub struct RequestContext {
     pub id: RequestId,
     /// The trace it belongs to.
     pub trace: TraceContext,
+    /// Whose bytes it makes and uses. Says nothing about rights: names alone decide what can be found.
+    pub tenant: TenantTag,
 }
 
 impl RequestContext {
     /// Work that no request caused: upkeep, tools.
-    pub const NONE: Self = Self { id: RequestId(0), trace: TraceContext::NONE };
+    pub const NONE: Self =
+        Self { id: RequestId(0), trace: TraceContext::NONE, tenant: TenantTag::NONE };
 }
 
 /// Names the content of one image: the hash of its bytes and of everything that changes its embedding.
@@ -181,9 +184,36 @@ impl fmt::Debug for MediaId {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub Arc<str>);
 
+impl TenantId {
+    /// What stands for the tenant where bytes are kept and counted: the first 8 bytes of a hash of its name, never 0.
+    #[must_use]
+    pub fn tag(&self) -> TenantTag {
+        let hash = blake3::derive_key("kvasir 2026 tenant tag 1", self.0.as_bytes());
+        let (head, _) = hash.split_first_chunk().expect("a hash has 32 bytes");
+        TenantTag(u64::from_be_bytes(*head).max(1))
+    }
+}
+
+/// Whose bytes something is: a hash of the tenant's name, so that stores keep no names. 0 is nobody's, or unknown. No
+/// secret: it may be logged. Two tenants share one with probability n^2 / 2^65 among n; they then share quota and eviction,
+/// never names. Printed as 16 hexadecimal digits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantTag(pub u64);
+
+impl TenantTag {
+    /// Nobody's, or unknown.
+    pub const NONE: Self = Self(0);
+}
+
+impl fmt::Display for TenantTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{DpRank, RegionId, TraceContext, WorkerId, WorkerRank};
+    use super::{DpRank, RegionId, TenantId, TenantTag, TraceContext, WorkerId, WorkerRank};
     use crate::objects::ObjectKind;
 
     #[test]
@@ -197,6 +227,17 @@ mod tests {
                 assert!(regions.insert(region), "{owner} {kind:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_tag_depends_on_the_name_alone_and_is_never_nobodys() {
+        let tag = |name: &str| TenantId(name.into()).tag();
+        let names = ["", "a", "b", "default", "acme"];
+        let tags: std::collections::BTreeSet<TenantTag> = names.into_iter().map(tag).collect();
+        assert_eq!(tags.len(), names.len());
+        assert!(!tags.contains(&TenantTag::NONE));
+        assert_eq!(tag("acme"), tag("acme"));
+        assert_eq!(TenantTag(0xab).to_string(), "00000000000000ab");
     }
 
     #[test]

@@ -34,8 +34,8 @@ pub use events::{
 };
 pub use groups::{GROUP_BLOCKS, Grouped, group_of, owners, ungrouped};
 pub use ids::{
-    DpRank, Generation, MediaId, RegionId, RequestContext, RequestId, SlotIndex, TenantId, TokenId,
-    TraceContext, WorkerId, WorkerRank,
+    DpRank, Generation, MediaId, RegionId, RequestContext, RequestId, SlotIndex, TenantId,
+    TenantTag, TokenId, TraceContext, WorkerId, WorkerRank,
 };
 pub use layout::{BLOCK_TOKENS, KvLayout, KvShape, LayoutError, SourceLayout, SourceShape};
 pub use names::{BlockName, Lineage, MediaRun, Numerics, Root, RootInputs, block_names, next_name};

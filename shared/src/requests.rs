@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
-use crate::ids::{RequestContext, RequestId, TenantId, TokenId, TraceContext, WorkerRank};
+use crate::ids::{
+    RequestContext, RequestId, TenantId, TenantTag, TokenId, TraceContext, WorkerRank,
+};
 use crate::names::{BlockName, Lineage, Root};
 
 /// How the next token is drawn.
@@ -35,6 +37,8 @@ pub struct DecodeRequest {
     pub id: RequestId,
     /// The trace it belongs to.
     pub trace: TraceContext,
+    /// Whose bytes its blocks count as. The root was derived with the tenant's name.
+    pub tenant: TenantTag,
     /// The whole prompt. Not empty.
     pub prompt: Arc<[TokenId]>,
     /// Tokens already emitted by an earlier worker of this request (resume); empty for a new request.
@@ -61,7 +65,7 @@ impl DecodeRequest {
     /// On whose behalf everything for it is done.
     #[must_use]
     pub fn context(&self) -> RequestContext {
-        RequestContext { id: self.id, trace: self.trace }
+        RequestContext { id: self.id, trace: self.trace, tenant: self.tenant }
     }
 }
 
@@ -72,6 +76,8 @@ pub struct PrefillRequest {
     pub id: RequestId,
     /// The trace it belongs to.
     pub trace: TraceContext,
+    /// Whose bytes its blocks count as. The root was derived with the tenant's name.
+    pub tenant: TenantTag,
     /// The tokens of `[0, to)`.
     pub ids: Arc<[TokenId]>,
     /// The key of this request's names.
@@ -90,7 +96,7 @@ impl PrefillRequest {
     /// On whose behalf everything for it is done.
     #[must_use]
     pub fn context(&self) -> RequestContext {
-        RequestContext { id: self.id, trace: self.trace }
+        RequestContext { id: self.id, trace: self.trace, tenant: self.tenant }
     }
 }
 

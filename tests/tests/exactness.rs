@@ -17,8 +17,8 @@ use kvasir::config::Config;
 use kvasir::wiring::Cluster;
 use shared::{
     BLOCK_TOKENS, BlockName, Clock, DecodeEvent, DecodeRequest, Flow, Lineage, PlaceEvent,
-    PlaceRequest, RequestId, Root, RootInputs, Sampling, SlotIndex, StartReport, TenantId, TokenId,
-    TraceContext, WindowSource, block_names,
+    PlaceRequest, RequestId, Root, RootInputs, Sampling, SlotIndex, StartReport, TenantId,
+    TenantTag, TokenId, TraceContext, WindowSource, block_names,
 };
 
 use crate::process::seedling;
@@ -106,6 +106,7 @@ impl Bench {
             DecodeRequest {
                 id: RequestId(id),
                 trace: TraceContext::NONE,
+                tenant: TenantTag::NONE,
                 prompt: ask.prompt.clone().into(),
                 emitted: Vec::new(),
                 root,

@@ -5,13 +5,13 @@
 
 use shared::{
     BlockName, Descriptor, Generation, Location, ObjectKey, ObjectKind, RegionId, RequestContext,
-    RequestId, SlotIndex, TraceContext,
+    RequestId, SlotIndex, TenantTag, TraceContext,
 };
 
 use super::ReadError;
 
 /// The version of both protocols. The first byte of every request.
-pub(super) const VERSION: u8 = 2;
+pub(super) const VERSION: u8 = 3;
 
 /// Objects in one request at most.
 pub(super) const REQUEST_MAX: usize = 256;
@@ -19,8 +19,8 @@ pub(super) const REQUEST_MAX: usize = 256;
 /// Bytes of one descriptor: kind, exactness, name, region, slot, generation, length, checksum.
 pub(super) const DESCRIPTOR_BYTES: usize = 1 + 1 + 16 + 8 + 4 + 8 + 4 + 4;
 
-/// Bytes of a context: request, trace, span, whether the trace is recorded.
-pub(super) const CONTEXT_BYTES: usize = 16 + 16 + 8 + 1;
+/// Bytes of a context: request, tenant, trace, span, whether the trace is recorded.
+pub(super) const CONTEXT_BYTES: usize = 16 + 8 + 16 + 8 + 1;
 
 /// Bytes of a request over QUIC before its descriptors: version, verb, context, count.
 const REQUEST_HEAD_BYTES: usize = 4 + CONTEXT_BYTES;
@@ -112,8 +112,9 @@ pub(super) fn read_request(bytes: &[u8]) -> Option<(Verb, RequestContext, Vec<De
 
 /// On whose behalf the reader asks.
 pub(super) fn put_context(bytes: &mut Vec<u8>, context: RequestContext) {
-    let RequestContext { id, trace } = context;
+    let RequestContext { id, trace, tenant } = context;
     bytes.extend_from_slice(&id.0.to_be_bytes());
+    bytes.extend_from_slice(&tenant.0.to_be_bytes());
     bytes.extend_from_slice(&trace.trace.to_be_bytes());
     bytes.extend_from_slice(&trace.span.to_be_bytes());
     bytes.push(u8::from(trace.sampled));
@@ -178,9 +179,10 @@ impl Fields<'_> {
 
     pub(super) fn context(&mut self) -> Option<RequestContext> {
         let id = RequestId(self.bytes().map(u128::from_be_bytes)?);
+        let tenant = TenantTag(self.u64()?);
         let trace = self.bytes().map(u128::from_be_bytes)?;
         let (span, sampled) = (self.u64()?, self.flag()?);
-        Some(RequestContext { id, trace: TraceContext { trace, span, sampled } })
+        Some(RequestContext { id, trace: TraceContext { trace, span, sampled }, tenant })
     }
 
     /// A count of at most [`REQUEST_MAX`].
@@ -218,7 +220,7 @@ impl Fields<'_> {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Descriptor, RequestContext, RequestId, TraceContext};
+    use shared::{Descriptor, RequestContext, RequestId, TenantTag, TraceContext};
 
     use super::{
         CONTEXT_BYTES, DESCRIPTOR_BYTES, REQUEST_MAX, Status, Verb, read_request, request,
@@ -227,7 +229,7 @@ mod tests {
 
     fn context() -> RequestContext {
         let trace = TraceContext { trace: 0x0203, span: 0x0405, sampled: true };
-        RequestContext { id: RequestId(0x0102), trace }
+        RequestContext { id: RequestId(0x0102), trace, tenant: TenantTag(0x0607) }
     }
 
     fn objects(count: u32) -> Vec<Descriptor> {

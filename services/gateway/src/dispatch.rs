@@ -245,6 +245,7 @@ impl Session {
         DecodeRequest {
             id: self.prepared.id,
             trace: self.prepared.trace,
+            tenant: self.cluster.tenant.tag(),
             prompt: Arc::clone(&self.prepared.prompt),
             emitted: self.emitted.clone(),
             root: self.prepared.root,

@@ -15,8 +15,8 @@ use prefill::{PrefillConfig, PrefillParts, PrefillWorker};
 use shared::{
     BLOCK_TOKENS, BlockName, BlockStore, Clock, Decode, DecodeEvent, DecodeRequest, DpRank,
     FinishReason, Flow, Lineage, ManualClock, ObjectKind, Prefill, PrefillDirectory, RegionId,
-    RequestId, Root, Sampling, SlotMemory, StartReport, Ticket, Tier, TokenId, TraceContext,
-    WorkerId, WorkerRank, block_names,
+    RequestId, Root, Sampling, SlotMemory, StartReport, TenantTag, Ticket, Tier, TokenId,
+    TraceContext, WorkerId, WorkerRank, block_names,
 };
 
 use super::lane::{Alone, bytes};
@@ -302,6 +302,7 @@ pub(crate) fn request(
     DecodeRequest {
         id: RequestId(u128::from(cache)),
         trace: TraceContext::NONE,
+        tenant: TenantTag::NONE,
         prompt: Arc::from(prompt),
         emitted: Vec::new(),
         root,

@@ -94,6 +94,7 @@ impl Visit {
         let request = PrefillRequest {
             id: asked.context.id,
             trace: asked.context.trace,
+            tenant: asked.context.tenant,
             ids: Arc::clone(&asked.ids),
             root: asked.root,
             names: Arc::clone(&asked.names),

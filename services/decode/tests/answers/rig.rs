@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use shared::{
     BlockStore, Clock, Decode, DecodeEvent, DecodeRequest, DpRank, FinishReason, Flow, Lineage,
     ManualClock, ObjectKind, RegionId, RequestId, Root, Sampling, ServeError, SlotMemory,
-    StartReport, Ticket, Tier, TokenId, TraceContext, WorkerEvent, WorkerId, WorkerRank,
+    StartReport, TenantTag, Ticket, Tier, TokenId, TraceContext, WorkerEvent, WorkerId, WorkerRank,
     block_names,
 };
 
@@ -294,6 +294,7 @@ pub(crate) fn with_lineage(prompt: &[TokenId], tokens: u32, lineage: Lineage) ->
     DecodeRequest {
         id: RequestId(7),
         trace: TraceContext::NONE,
+        tenant: TenantTag::NONE,
         prompt: Arc::from(prompt),
         emitted: Vec::new(),
         root: root(lineage),

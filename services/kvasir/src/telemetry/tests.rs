@@ -11,8 +11,8 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use parking_lot::Mutex;
 use shared::{
     Clock, Decode, DecodeEvent, DecodeRequest, DpRank, Flow, Lineage, ManualClock, Prefill,
-    PrefillEvent, PrefillRequest, RequestId, Root, Sampling, Sink, Ticket, TokenId, TraceContext,
-    WorkerId, WorkerRank,
+    PrefillEvent, PrefillRequest, RequestId, Root, Sampling, Sink, TenantTag, Ticket, TokenId,
+    TraceContext, WorkerId, WorkerRank,
 };
 
 use super::{LogTap, Sender, Telemetry, TelemetryConfig};
@@ -74,6 +74,7 @@ fn decode_request(id: u128, trace: TraceContext) -> DecodeRequest {
     DecodeRequest {
         id: RequestId(id),
         trace,
+        tenant: TenantTag(4),
         prompt: (0..300).map(TokenId).collect(),
         emitted: vec![TokenId(1)],
         root: Root::from_bytes([5; 32]),
@@ -91,6 +92,7 @@ fn prefill_request(id: u128, trace: TraceContext) -> PrefillRequest {
     PrefillRequest {
         id: RequestId(id),
         trace,
+        tenant: TenantTag(4),
         ids: (0..256).map(TokenId).collect(),
         root: Root::from_bytes([5; 32]),
         names: Arc::from([]),

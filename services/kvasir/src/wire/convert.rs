@@ -15,7 +15,8 @@ mod requests;
 mod tests;
 
 use shared::{
-    BlockName, DpRank, RequestContext, RequestId, TokenId, TraceContext, WorkerId, WorkerRank,
+    BlockName, DpRank, RequestContext, RequestId, TenantTag, TokenId, TraceContext, WorkerId,
+    WorkerRank,
 };
 
 use super::v1;
@@ -182,8 +183,10 @@ impl TryFrom<v1::WorkerRank> for WorkerRank {
 fn context_from_wire(
     id: &[u8],
     trace: Option<v1::TraceContext>,
+    tenant: u64,
 ) -> Result<RequestContext, WireError> {
-    Ok(RequestContext { id: request_id(id, "id")?, trace: trace_from_wire(trace)? })
+    let tenant = TenantTag(tenant);
+    Ok(RequestContext { id: request_id(id, "id")?, trace: trace_from_wire(trace)?, tenant })
 }
 
 fn trace_to_wire(trace: TraceContext) -> Option<v1::TraceContext> {

@@ -569,6 +569,9 @@ pub struct DecodeRequest {
     /// Milliseconds left; absent without a deadline. Clocks of two processes are not comparable.
     #[prost(uint64, optional, tag = "12")]
     pub deadline_ms: ::core::option::Option<u64>,
+    /// Tag of the tenant; 0 is nobody's.
+    #[prost(fixed64, tag = "13")]
+    pub tenant: u64,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct Sampling {
@@ -954,6 +957,9 @@ pub struct PrefillRequest {
     pub from: u32,
     #[prost(uint32, tag = "8")]
     pub to: u32,
+    /// Tag of the tenant; 0 is nobody's.
+    #[prost(fixed64, tag = "9")]
+    pub tenant: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrefillEvent {
@@ -1294,6 +1300,9 @@ pub struct LocateRequest {
     pub id: ::prost::alloc::vec::Vec<u8>,
     #[prost(message, optional, tag = "3")]
     pub trace: ::core::option::Option<TraceContext>,
+    /// Tag of the tenant it is for; 0 is nobody's.
+    #[prost(fixed64, tag = "4")]
+    pub tenant: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LocateEvent {
@@ -1319,6 +1328,9 @@ pub struct OfferRequest {
     pub id: ::prost::alloc::vec::Vec<u8>,
     #[prost(message, optional, tag = "3")]
     pub trace: ::core::option::Option<TraceContext>,
+    /// Tag of the tenant it is for; 0 is nobody's.
+    #[prost(fixed64, tag = "4")]
+    pub tenant: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OfferEvent {

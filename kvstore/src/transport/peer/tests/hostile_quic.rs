@@ -7,7 +7,7 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ClientConfig, Connection, Endpoint, SendStream, ServerConfig, VarInt};
 use rustls::ClientConfig as TlsClientConfig;
 use rustls::ServerConfig as TlsServerConfig;
-use shared::{Descriptor, RegionId, RequestContext, RequestId, TraceContext};
+use shared::{Descriptor, RegionId, RequestContext, RequestId, TenantTag, TraceContext};
 use tokio::runtime::Runtime;
 
 use super::support::{CONFIG, Identity, Node, publish, runtime, server_name};
@@ -24,6 +24,7 @@ use super::support::QuicPair;
 const CONTEXT: RequestContext = RequestContext {
     id: RequestId(0x0102),
     trace: TraceContext { trace: 0x0304, span: 0x0506, sampled: true },
+    tenant: TenantTag(0x0708),
 };
 
 /// What a liar does with the stream of a read of two objects, numbers 0 and 1.

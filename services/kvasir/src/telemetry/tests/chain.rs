@@ -12,7 +12,8 @@ use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use shared::{
     BlockName, Decode, DecodeDirectory, DecodeEvent, Descriptor, FinishReason, Flow, Grouped,
     ManualClock, ObjectKey, ObjectKind, PrefillEvent, RegionId, RequestContext, RequestId,
-    ServeError, Sink, StartReport, Ticket, Tier, TokenId, TraceContext, WindowSource, WorkerRank,
+    ServeError, Sink, StartReport, TenantTag, Ticket, Tier, TokenId, TraceContext, WindowSource,
+    WorkerRank,
 };
 
 use super::collector::Collector;
@@ -138,7 +139,7 @@ async fn lookups_offers_and_reads_are_legs_of_the_same_trace() {
     let telemetry = process(&config(collector.endpoint()), "kvstore", &clock);
     let store = telemetry.store(Arc::new(NoStore), WORKER);
     let transport = telemetry.transport(Arc::new(FirstOnly), WORKER);
-    let context = RequestContext { id: RequestId(7), trace: CLIENT };
+    let context = RequestContext { id: RequestId(7), trace: CLIENT, tenant: TenantTag(5) };
     let (kind, tier) = (ObjectKind::Block, Tier::Host);
     let memory = Arc::new(HostMemory::with_slots(4, 64).unwrap());
     let pool = Pool::new(PoolConfig { region: RegionId::of(WORKER, kind), kind, tier }, memory);

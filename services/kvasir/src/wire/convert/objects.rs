@@ -75,18 +75,19 @@ pub(in crate::wire) fn locate_request_to_wire(
     context: RequestContext,
     keys: &[ObjectKey],
 ) -> v1::LocateRequest {
-    let RequestContext { id, trace } = context;
+    let RequestContext { id, trace, tenant } = context;
     v1::LocateRequest {
         keys: keys.iter().copied().map(Into::into).collect(),
         id: id.0.to_be_bytes().to_vec(),
         trace: trace_to_wire(trace),
+        tenant: tenant.0,
     }
 }
 
 pub(in crate::wire) fn locate_request_from_wire(
     message: v1::LocateRequest,
 ) -> Result<(RequestContext, Vec<ObjectKey>), WireError> {
-    let context = context_from_wire(&message.id, message.trace)?;
+    let context = context_from_wire(&message.id, message.trace, message.tenant)?;
     bounded(message.keys.len(), OBJECTS_MAX, "keys")?;
     let keys = message.keys.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
     Ok((context, keys))
@@ -96,18 +97,19 @@ pub(in crate::wire) fn offer_request_to_wire(
     context: RequestContext,
     objects: &[Descriptor],
 ) -> v1::OfferRequest {
-    let RequestContext { id, trace } = context;
+    let RequestContext { id, trace, tenant } = context;
     v1::OfferRequest {
         objects: objects.iter().copied().map(Into::into).collect(),
         id: id.0.to_be_bytes().to_vec(),
         trace: trace_to_wire(trace),
+        tenant: tenant.0,
     }
 }
 
 pub(in crate::wire) fn offer_request_from_wire(
     message: v1::OfferRequest,
 ) -> Result<(RequestContext, Vec<Descriptor>), WireError> {
-    let context = context_from_wire(&message.id, message.trace)?;
+    let context = context_from_wire(&message.id, message.trace, message.tenant)?;
     bounded(message.objects.len(), OBJECTS_MAX, "objects")?;
     let objects = message.objects.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
     Ok((context, objects))

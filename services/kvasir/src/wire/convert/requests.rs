@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shared::{DecodeRequest, Lineage, PrefillRequest, Root, Sampling, Timestamp};
+use shared::{DecodeRequest, Lineage, PrefillRequest, Root, Sampling, TenantTag, Timestamp};
 
 use super::{
     NAMES_MAX, WireError, bytes_32, names_from_wire, names_to_wire, request_id, required,
@@ -29,6 +29,7 @@ pub(in crate::wire) fn decode_request_to_wire(
         output_tokens_max: request.output_tokens_max,
         prefill: request.prefill.map(Into::into),
         deadline_ms: request.deadline.map(left),
+        tenant: request.tenant.0,
     }
 }
 
@@ -41,6 +42,7 @@ pub(in crate::wire) fn decode_request_from_wire(
     Ok(DecodeRequest {
         id: request_id(&message.id, "id")?,
         trace: trace_from_wire(message.trace)?,
+        tenant: TenantTag(message.tenant),
         prompt: tokens_from_wire(&message.prompt, "prompt")?,
         emitted: tokens_from_wire(&message.emitted, "emitted")?,
         root: Root::from_bytes(bytes_32(&message.root, "root")?),
@@ -64,6 +66,7 @@ pub(in crate::wire) fn prefill_request_to_wire(request: &PrefillRequest) -> v1::
         lineage: lineage_to_wire(request.lineage),
         from: request.from,
         to: request.to,
+        tenant: request.tenant.0,
     }
 }
 
@@ -73,6 +76,7 @@ pub(in crate::wire) fn prefill_request_from_wire(
     Ok(PrefillRequest {
         id: request_id(&message.id, "id")?,
         trace: trace_from_wire(message.trace)?,
+        tenant: TenantTag(message.tenant),
         ids: tokens_from_wire(&message.ids, "ids")?,
         root: Root::from_bytes(bytes_32(&message.root, "root")?),
         names: names_from_wire(&message.names, NAMES_MAX, "names")?,

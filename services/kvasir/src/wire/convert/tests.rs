@@ -9,8 +9,8 @@ use shared::{
     BlockName, CacheChange, CacheEvent, DecodeEvent, DecodeRequest, Descriptor, DpRank,
     FinishReason, Generation, Lineage, LoadReport, LocateEvent, Location, Miss, ObjectKey,
     ObjectKind, OfferEvent, OfferOutcome, PrefillEvent, PrefillRequest, RegionId, RequestContext,
-    RequestId, Root, Sampling, ServeError, SlotIndex, StartReport, Tier, Timestamp, TokenId,
-    TraceContext, WindowSource, WorkerEvent, WorkerId, WorkerRank,
+    RequestId, Root, Sampling, ServeError, SlotIndex, StartReport, TenantTag, Tier, Timestamp,
+    TokenId, TraceContext, WindowSource, WorkerEvent, WorkerId, WorkerRank,
 };
 
 use super::{
@@ -62,6 +62,7 @@ fn decode_request() -> DecodeRequest {
     DecodeRequest {
         id: RequestId(0x0102_0304 << 96 | 5),
         trace: TraceContext { trace: 6, span: 7, sampled: true },
+        tenant: TenantTag(4),
         prompt: (0..300).map(TokenId).collect(),
         emitted: vec![TokenId(u32::MAX)],
         root: Root::from_bytes([8; 32]),
@@ -79,6 +80,7 @@ fn prefill_request() -> PrefillRequest {
     PrefillRequest {
         id: RequestId(u128::MAX),
         trace: TraceContext::NONE,
+        tenant: TenantTag(4),
         ids: (0..256).map(TokenId).collect(),
         root: Root::from_bytes([8; 32]),
         names: Arc::from([BlockName([1; 16]), BlockName([2; 16])]),
@@ -229,7 +231,7 @@ fn errors_come_back_as_they_were() {
 #[test]
 fn lookups_offers_and_facts_come_back() {
     let trace = TraceContext { trace: 3, span: 4, sampled: true };
-    let context = RequestContext { id: RequestId(2), trace };
+    let context = RequestContext { id: RequestId(2), trace, tenant: TenantTag(u64::MAX) };
     let keys = vec![key(ObjectKind::Block, 1), key(ObjectKind::Window, 2)];
     let message = through(&locate_request_to_wire(context, &keys));
     assert_eq!(locate_request_from_wire(message).unwrap(), (context, keys));
@@ -433,11 +435,13 @@ fn malformed_member_messages_name_their_field() {
         keys: vec![v1::ObjectKey::default(); OBJECTS_MAX + 1],
         id: id.clone(),
         trace: None,
+        tenant: 0,
     };
     let objects = v1::OfferRequest {
         objects: vec![v1::Descriptor::default(); OBJECTS_MAX + 1],
         id,
         trace: None,
+        tenant: 0,
     };
     let cases = [
         (told(None), "event is missing"),

@@ -9,7 +9,7 @@ use shared::{
     BlockName, BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, DpRank, Flow,
     Generation, Grouped, Lineage, LocateEvent, Location, ManualClock, Numerics, ObjectKey,
     ObjectKind, OfferEvent, Prefill, PrefillEvent, PrefillRequest, RegionId, RequestContext,
-    RequestId, Root, Sampling, Sink, SlotIndex, Ticket, TokenId, TraceContext, WorkerId,
+    RequestId, Root, Sampling, Sink, SlotIndex, TenantTag, Ticket, TokenId, TraceContext, WorkerId,
     WorkerRank, ungrouped,
 };
 use tempfile::TempDir;
@@ -315,8 +315,11 @@ pub(super) fn offered(objects: &[Descriptor]) -> Vec<Grouped<Descriptor>> {
 }
 
 /// On whose behalf stores are asked.
-pub(super) const CONTEXT: RequestContext =
-    RequestContext { id: RequestId(7), trace: TraceContext { trace: 8, span: 9, sampled: true } };
+pub(super) const CONTEXT: RequestContext = RequestContext {
+    id: RequestId(7),
+    trace: TraceContext { trace: 8, span: 9, sampled: true },
+    tenant: TenantTag(10),
+};
 
 /// A sink whose events come to the test; the queue ends when the sink is dropped.
 pub(super) fn listen<E: Send + 'static>() -> (Box<dyn Sink<E>>, mpsc::UnboundedReceiver<E>) {
@@ -329,6 +332,7 @@ pub(super) fn decode_request(prompt_tokens: u32) -> DecodeRequest {
     DecodeRequest {
         id: RequestId(7),
         trace: TraceContext { trace: 8, span: 9, sampled: true },
+        tenant: TenantTag(4),
         prompt: (0..prompt_tokens).map(TokenId).collect(),
         emitted: Vec::new(),
         root: Root::from_bytes([5; 32]),
@@ -346,6 +350,7 @@ pub(super) fn prefill_request() -> PrefillRequest {
     PrefillRequest {
         id: RequestId(7),
         trace: TraceContext::NONE,
+        tenant: TenantTag(4),
         ids: (0..128).map(TokenId).collect(),
         root: Root::from_bytes([5; 32]),
         names: Arc::from([BlockName([1; 16])]),

@@ -16,8 +16,8 @@ use kvstore::{
 use shared::{
     BlockName, BlockStore, Clock, Descriptor, DpRank, Flow, Lineage, ManualClock, ObjectKind,
     Prefill, PrefillEvent, PrefillRequest, RegionId, RequestId, Root, ServeError, SlotIndex,
-    SlotMemory, Ticket, Tier, TokenId, TraceContext, WindowSource, WorkerEvent, WorkerId,
-    WorkerRank, block_names,
+    SlotMemory, TenantTag, Ticket, Tier, TokenId, TraceContext, WindowSource, WorkerEvent,
+    WorkerId, WorkerRank, block_names,
 };
 
 use crate::config::PrefillConfig;
@@ -200,6 +200,7 @@ impl World {
         PrefillRequest {
             id: RequestId(self.next_id),
             trace: TraceContext::NONE,
+            tenant: TenantTag::NONE,
             ids: ids.into(),
             root: root(lineage),
             names: names(ids, lineage).into(),
