@@ -18,19 +18,23 @@ mod append;
 pub mod catalog;
 mod check;
 mod config;
+mod evict;
 mod format;
 mod index;
 pub(crate) mod io;
+mod keys;
 mod load;
 mod pace;
 mod queue;
 mod reader;
 mod recover;
 mod retention;
+mod room;
 mod scrub;
 mod segment;
 mod stats;
 pub mod survey;
+mod tombstones;
 mod writer;
 
 #[cfg(test)]
@@ -46,9 +50,10 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
-use shared::{BlockName, CacheChange, Clock, Numerics};
+use shared::{BlockName, CacheChange, Clock, Numerics, TenantTag};
 
 pub use config::{DiskConfig, DiskError};
+pub use evict::EvictError;
 pub use io::DiskIo;
 pub use load::DiskLoad;
 pub use retention::{PlanError, PlanVerdict, RetentionPlan, RetentionQuery, plan_retention};
@@ -57,9 +62,11 @@ pub use stats::DiskStats;
 pub(crate) use reader::{DiskRead, DiskReadDone};
 
 use crate::pool::SealedSlot;
+use crate::tenants::TenantQuotas;
 use format::{Identity, record_bytes};
 use index::Index;
 use io::{Drive, SystemDrive};
+use keys::TenantKeys;
 use load::Load;
 use queue::{Candidate, Queue, QueueBounds, Refused};
 use reader::Job;
@@ -86,6 +93,8 @@ pub struct DiskWiring {
     pub numerics: Numerics,
     /// The time by which blocks are synced and errors are retried, and that is written into the files.
     pub clock: Arc<dyn Clock>,
+    /// How much each tenant may keep.
+    pub quotas: Arc<TenantQuotas>,
 }
 
 /// Blocks in segment files.
@@ -105,6 +114,11 @@ struct Shared {
     config: DiskConfig,
     identity: Identity,
     limits: Limits,
+    quotas: Arc<TenantQuotas>,
+    /// None when blocks are not encrypted.
+    keys: Option<TenantKeys>,
+    /// Held over an eviction of a tenant: the list of them is written as a whole.
+    evicting: Mutex<()>,
     block_bytes: u32,
     clock: Arc<dyn Clock>,
     drive: Arc<dyn Drive>,
@@ -121,12 +135,19 @@ struct Shared {
     _lock: File,
 }
 
+/// A block that is to be written.
+pub(crate) struct Put {
+    pub(crate) block: SealedSlot,
+    /// Whose it is. One that lies on disk already stays whose it is there.
+    pub(crate) tenant: TenantTag,
+}
+
 /// What became of a block that was to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// It is queued, or on disk already.
     Queued,
-    /// The write budget has nothing left for it.
+    /// The write budget has nothing left for it, or its tenant has as much as it may have.
     OverBudget,
     /// The queue is full, or the drive is left alone after an error.
     Dropped,
@@ -155,6 +176,7 @@ impl DiskTier {
         let block_bytes = u32::try_from(wiring.block_bytes).expect("the check refuses more");
         let limits = config.limits(block_bytes)?;
         let lock = lock(&config.folder)?;
+        let keys = open_keys(config)?;
         let counters = Counters::default();
         let drive = drive(&config.folder);
         let Recovered { index, active, number_next, report } =
@@ -163,6 +185,9 @@ impl DiskTier {
             config: config.clone(),
             identity,
             limits,
+            quotas: wiring.quotas,
+            keys,
+            evicting: Mutex::new(()),
             block_bytes,
             clock: wiring.clock,
             drive,
@@ -235,7 +260,8 @@ impl DiskTier {
         let Shared { config, counters, queue, index, clock, .. } = &*self.shared;
         let sizes = index.sizes();
         let stats = counters.snapshot(&queue.lock(), index, &sizes, config, clock.unix_seconds());
-        DiskStats { io: self.shared.drive.io(), load: self.load(), ..stats }
+        let keys_loaded = self.shared.keys.as_ref().map_or(0, |keys| format::wide(keys.loaded()));
+        DiskStats { io: self.shared.drive.io(), load: self.load(), keys_loaded, ..stats }
     }
 
     /// How busy the drive is with reads now, and how fast it was lately. See [`DiskLoad::time_for`].
@@ -306,14 +332,14 @@ impl DiskTier {
 
     /// Queues a block to be written, unless it is on disk or queued, or at least `waiting_max` are waiting, or the write
     /// budget has nothing left for it. Never waits; what is not taken is counted.
-    pub(crate) fn store(&self, block: SealedSlot, waiting_max: usize) -> Taken {
-        self.queue(block, Reuse::Unknown, waiting_max)
+    pub(crate) fn store(&self, put: Put, waiting_max: usize) -> Taken {
+        self.queue(put, Reuse::Unknown, waiting_max)
     }
 
     /// The same for a block that was asked for again: it may take more of the budget, and one that is on disk is written
     /// again when its retention ends soon.
-    pub(crate) fn keep(&self, block: SealedSlot, waiting_max: usize) -> Taken {
-        self.queue(block, Reuse::Expected, waiting_max)
+    pub(crate) fn keep(&self, put: Put, waiting_max: usize) -> Taken {
+        self.queue(put, Reuse::Expected, waiting_max)
     }
 
     /// Of blocks that were found, those that [`DiskTier::keep`] would take: not on disk, or not for long. One answer per
@@ -327,7 +353,8 @@ impl DiskTier {
         names.map(|(name, held)| queue.wants(*name, held.as_ref(), now)).collect()
     }
 
-    fn queue(&self, block: SealedSlot, reuse: Reuse, waiting_max: usize) -> Taken {
+    fn queue(&self, put: Put, reuse: Reuse, waiting_max: usize) -> Taken {
+        let Put { block, tenant } = put;
         let source = block.descriptor();
         let config = &self.shared.config;
         let bounds = QueueBounds {
@@ -337,22 +364,42 @@ impl DiskTier {
         let now = self.shared.clock.now();
         let (name, bytes) = (source.key.name, source.bytes);
         let held = self.shared.index.find(name);
-        let epoch = {
+        // Whoever stored it first pays for it.
+        let tenant = held.map_or(tenant, |entry| entry.tenant);
+        let tenant_bytes_max = self.shared.quotas.of(tenant).disk_bytes_max;
+        let tenant_bytes = match tenant_bytes_max {
+            0 => 0,
+            _ => self.shared.index.tenant_bytes(tenant),
+        };
+        let place = {
             let mut queue = self.shared.queue.lock();
             let unix_seconds = self.shared.clock.unix_seconds();
-            let candidate = Candidate { name, bytes, reuse, unix_seconds, held };
-            queue.admit(candidate, bounds, now).map(|()| queue.epoch)
+            let candidate = Candidate {
+                name,
+                bytes,
+                reuse,
+                unix_seconds,
+                held,
+                tenant,
+                tenant_bytes,
+                tenant_bytes_max,
+            };
+            queue.admit(candidate, bounds, now)
         };
         let counters = &self.shared.counters;
         let dropped = |reason| {
             counters.dropped(reason);
             Taken::Dropped
         };
-        let epoch = match epoch {
-            Ok(epoch) => epoch,
+        let place = match place {
+            Ok(place) => place,
             Err(Refused::Known) => return Taken::Queued,
             Err(Refused::Budget) => {
                 counters.over_budget(bytes);
+                return Taken::OverBudget;
+            }
+            Err(Refused::Quota) => {
+                counters.dropped(WriteDrop::Quota);
                 return Taken::OverBudget;
             }
             Err(Refused::Full) => return dropped(WriteDrop::Queue),
@@ -361,7 +408,7 @@ impl DiskTier {
         let Some(writes) = &self.writes else {
             unreachable!("the sender is taken by drop alone");
         };
-        if writes.try_send(Command::Write(Queued { block, epoch })).is_err() {
+        if writes.try_send(Command::Write(Queued { block, tenant, place })).is_err() {
             // Callers of flush took the places, or the thread died.
             self.shared.queue.lock().leave(name, bytes);
             return dropped(WriteDrop::Queue);
@@ -386,6 +433,13 @@ impl DiskTier {
     fn tell_start(&self, report: &StartReport) {
         let StartReport { catalog, trusted, loaded, dropped, took } = report;
         let stats = self.stats();
+        let sealed = self.shared.index.catalog().sealed();
+        if self.shared.keys.is_none() && 0 < sealed {
+            tracing::warn!(
+                blocks = sealed,
+                "blocks on disk are encrypted and are not found; set disk.tenant_keys to the folder of their keys"
+            );
+        }
         tracing::info!(
             folder = %self.config().folder.display(), blocks = stats.objects_held,
             segments = stats.segments, %catalog, trusted, loaded, dropped,
@@ -475,6 +529,16 @@ impl fmt::Debug for DiskTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DiskTier").field("config", self.config()).finish_non_exhaustive()
     }
+}
+
+fn open_keys(config: &DiskConfig) -> Result<Option<TenantKeys>, DiskError> {
+    let folder = &config.tenant_keys;
+    if folder.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let what = "use the folder of the tenants' keys";
+    let failed = |source| DiskError::File { what, path: folder.clone(), source };
+    TenantKeys::open(folder).map(Some).map_err(failed)
 }
 
 fn lock(folder: &Path) -> Result<File, DiskError> {

@@ -13,6 +13,7 @@
 //! the tier withdraws what waits, joins the thread and flushes the disk.
 
 mod lookups;
+mod owners;
 mod stats;
 mod windows;
 mod worker;
@@ -31,18 +32,20 @@ use parking_lot::Mutex;
 use shared::{
     BlockName, BlockStore, CacheChange, Clock, Descriptor, Flow, Grouped, LocateEvent, Miss,
     ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory,
-    Ticket, Tier, ungrouped,
+    TenantTag, Ticket, Tier, ungrouped,
 };
 
 pub use lookups::BlockPlace;
 pub use stats::HostStats;
 
-use crate::disk::DiskTier;
+use crate::disk::{DiskTier, EvictError};
 use crate::memory::{MemoryError, SharedMemory};
 use crate::pool::{Pool, PoolAudit, PoolConfig};
+use crate::tenants::TenantQuotas;
 use crate::transport::Transport;
 use lookups::{Lookup, Pins};
-use stats::{Counters, DropReason};
+use owners::Owners;
+use stats::{Counters, DropReason, wide};
 use worker::{Command, Offer, Waiting, Worker};
 
 /// How long the end of the tier waits for the disk to write and sync what is queued.
@@ -135,6 +138,8 @@ pub struct HostWiring {
     pub clock: Arc<dyn Clock>,
     /// The disk below, if there is one. One host tier may use it.
     pub disk: Option<Arc<DiskTier>>,
+    /// How much each tenant may keep in host memory.
+    pub quotas: Arc<TenantQuotas>,
 }
 
 /// Why a host tier did not start.
@@ -172,6 +177,7 @@ pub struct HostTier {
     queue_max: usize,
     disk: Option<Arc<DiskTier>>,
     counters: Arc<Counters>,
+    owners: Arc<Mutex<Owners>>,
     waiting: Arc<AtomicUsize>,
     commands: Option<Sender<Command>>,
     thread: Option<JoinHandle<()>>,
@@ -182,6 +188,15 @@ pub struct HostTier {
 struct Pools {
     blocks: Pool,
     windows: Pool,
+}
+
+/// What the parts of the thread have in common.
+#[derive(Clone, Debug)]
+struct Common {
+    pools: Pools,
+    counters: Arc<Counters>,
+    /// Locked for moments; a pool's lock is taken under it.
+    owners: Arc<Mutex<Owners>>,
 }
 
 impl Pools {
@@ -222,7 +237,14 @@ impl HostTier {
         let counters = Arc::new(Counters::default());
         let (commands, received) = bounded(config.queue_max);
         let disk = wiring.disk.clone();
-        let worker = Worker::new(config, wiring, pools.clone(), Arc::clone(&counters), received);
+        let owners = Owners::new(pools.clone(), Arc::clone(&wiring.quotas));
+        let owners = Arc::new(Mutex::new(owners));
+        let common = Common {
+            pools: pools.clone(),
+            counters: Arc::clone(&counters),
+            owners: Arc::clone(&owners),
+        };
+        let worker = Worker::new(config, wiring, common, received);
         let thread = thread::Builder::new()
             .name("kv-host-tier".to_owned())
             .spawn(move || worker.run())
@@ -238,6 +260,7 @@ impl HostTier {
             queue_max: config.queue_max,
             disk,
             counters,
+            owners,
             waiting: Arc::new(AtomicUsize::new(0)),
             commands: Some(commands),
             thread: Some(thread),
@@ -280,7 +303,8 @@ impl HostTier {
     #[must_use]
     pub fn stats(&self) -> HostStats {
         let disk = self.disk.as_ref().map(|disk| disk.stats());
-        self.counters.snapshot(&self.pools.blocks, &self.pools.windows, disk)
+        let stats = self.counters.snapshot(&self.pools.blocks, &self.pools.windows, disk);
+        HostStats { tenants: wide(self.owners.lock().tenants()), ..stats }
     }
 
     /// Recounts both pools: blocks, then window objects.
@@ -300,6 +324,29 @@ impl HostTier {
     #[must_use = "the number of evicted objects is the only report of what happened"]
     pub fn evict_disk(&self) -> usize {
         self.disk.as_ref().map_or(0, |disk| disk.evict_all())
+    }
+
+    /// Takes everything out that is a tenant's, in memory and on disk, what is on its way here included, and says how many
+    /// names that were. What is being read stays readable until that is over; its bytes on disk leave with their segments.
+    /// Blocks the caller: see [`DiskTier::evict_tenant`].
+    ///
+    /// # Errors
+    /// When the disk could not do its part. Memory has done its own then.
+    pub fn evict_tenant(&self, tenant: TenantTag) -> Result<usize, EvictError> {
+        let mut evicted = self.owners.lock().evict(tenant);
+        if let Some(disk) = &self.disk {
+            let on_disk = disk.evict_tenant(tenant);
+            // What lookups brought up from the disk until then.
+            evicted += self.owners.lock().evict(tenant);
+            evicted += on_disk?;
+        }
+        Ok(evicted)
+    }
+
+    /// Payload bytes that a tenant has in host memory.
+    #[must_use]
+    pub fn tenant_bytes(&self, tenant: TenantTag) -> u64 {
+        self.owners.lock().held_bytes(tenant)
     }
 
     /// How the sets of blocks in host memory and on disk changed since the last call, each under its tier. Window objects
@@ -381,10 +428,12 @@ impl BlockStore for HostTier {
             return Ticket::empty();
         }
         let withdrawn = Arc::new(AtomicBool::new(false));
-        let offer = Offer { context, objects, sink, waiting, withdrawn: Arc::clone(&withdrawn) };
-        match self.send(Command::Offer(offer)) {
+        let (began, withdrawn_by) = (self.owners.lock().begin(), Arc::clone(&withdrawn));
+        let offer = Offer { context, objects, sink, waiting, withdrawn: withdrawn_by, began };
+        match self.send(Command::Offer(Box::new(offer))) {
             Ok(()) => Ticket::new(move || withdrawn.store(true, Ordering::Release)),
-            Err(Command::Offer(Offer { objects, mut sink, .. })) => {
+            Err(Command::Offer(offer)) => {
+                let Offer { objects, mut sink, .. } = *offer;
                 // Closed or not, there is nothing more to say.
                 let _: Flow = self.refuse(&objects, &mut sink);
                 Ticket::empty()

@@ -22,6 +22,7 @@ pub mod transport;
 mod recent;
 mod records;
 mod sys;
+mod tenants;
 
 #[cfg(test)]
 mod proofs;
@@ -31,8 +32,8 @@ mod testing;
 pub use block_checks::check_names;
 pub use disk::catalog;
 pub use disk::{
-    DiskConfig, DiskError, DiskIo, DiskLoad, DiskStats, DiskTier, DiskWiring, PlanError,
-    PlanVerdict, RetentionPlan, RetentionQuery, plan_retention, survey,
+    DiskConfig, DiskError, DiskIo, DiskLoad, DiskStats, DiskTier, DiskWiring, EvictError,
+    PlanError, PlanVerdict, RetentionPlan, RetentionQuery, plan_retention, survey,
 };
 pub use host::{
     BlockPlace, HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore,
@@ -44,6 +45,7 @@ pub use planner::{
 };
 pub use pool::{OpenRead, OwnedSlot, Pool, PoolAudit, PoolConfig, PoolFull, Seal, SealedSlot};
 pub use records::{BlockFate, FateRun, StartRecord, StartRecords, fate_runs};
+pub use tenants::{TenantQuota, TenantQuotas};
 pub use transport::{
     DataTls, Failures, LocalTransport, LocalTransportConfig, PathStats, Peer, PeerDirectory,
     PeerStats, PeerTransport, PeerTransportConfig, PeerTransportError, PeerWiring, ReadDone,

@@ -70,6 +70,17 @@ pub struct PoolFull {
     pub available: usize,
 }
 
+/// What became of a copy that was to be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dropped {
+    /// Its slot is free now.
+    Freed,
+    /// It was gone already.
+    Gone,
+    /// Somebody holds it.
+    InUse,
+}
+
 /// The bookkeeping of one memory. Cloning gives another handle to the same pool.
 #[derive(Clone)]
 pub struct Pool {
@@ -233,6 +244,19 @@ impl Pool {
             return false;
         }
         state.forget(copy.location.slot)
+    }
+
+    /// Frees exactly this copy if nobody holds it: for an owner of quotas, who chooses by itself what goes.
+    pub(crate) fn drop_idle(&self, copy: &Descriptor) -> Dropped {
+        let mut state = self.shared.state.lock();
+        let slot = copy.location.slot;
+        if self.describe(&state, slot) != Some(*copy) {
+            return Dropped::Gone;
+        }
+        if !state.is_idle(slot) {
+            return Dropped::InUse;
+        }
+        if state.forget(slot) { Dropped::Freed } else { Dropped::Gone }
     }
 
     /// Slots that [`Pool::reserve`] could give now: free and cached.

@@ -4,6 +4,7 @@
 //! - [`store`]: host tier, drive, catalog, crashes and a second node under seeded schedules, on the drive in [`drive`].
 //! - [`faults`]: transports that lie, lose and delay. [`damage`]: files that were torn, flipped, swapped or put back.
 //! - [`kill`]: processes that are killed while they write.
+//! - [`tenants`]: quotas, evictions and keys of tenants over real files.
 //! - [`hits`]: what writers publish is what readers plan with.
 //!
 //! `kvstore/tests/model.rs` has a model of slots and readers, all of whose states are visited.
@@ -18,3 +19,4 @@ mod kill;
 mod simulation;
 mod store;
 mod support;
+mod tenants;

@@ -10,7 +10,7 @@ use kvstore::disk::catalog::{
     Catalog, CatalogConfig, Entry, Found, Record, SegmentFile, SegmentSeal,
 };
 use serde_json::json;
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 
 use crate::figures::{counter, float, name, now, percentile, scatter, wide};
 
@@ -133,7 +133,8 @@ fn segment_records(segment: u64, count: u64) -> Vec<Record> {
             checksum: offset,
             exact: true,
             written_unix_seconds: 1_700_000_000 + index / 1_000,
-            tenant: u32::try_from(scatter(index) % TENANTS).unwrap_or(0),
+            tenant: TenantTag(scatter(index) % TENANTS),
+            sealed: false,
         },
     });
     records.collect()

@@ -27,6 +27,7 @@
 
 mod audit;
 mod config;
+mod evict;
 mod load;
 mod plan;
 mod rows;
@@ -43,11 +44,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rocksdb::{ColumnFamily, DB, ErrorKind, FlushOptions, WriteOptions};
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 
 pub use audit::CatalogAudit;
 pub(super) use config::{CACHE_BYTES, WRITE_BUFFER_BYTES};
 pub use config::{CatalogConfig, CatalogError};
+pub(super) use evict::Evicted;
 pub use load::SegmentContents;
 pub use plan::{SegmentFile, StartPlan};
 pub use rows::{Entry, Record, Segment, SegmentState, Usage};
@@ -212,6 +214,12 @@ impl Catalog {
         self.held.lock().totals.usage
     }
 
+    /// Of the names held, those whose copy is encrypted with its tenant's key.
+    #[must_use]
+    pub fn sealed(&self) -> u64 {
+        self.held.lock().totals.sealed
+    }
+
     /// Bytes of all segment files.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
@@ -255,7 +263,7 @@ impl Catalog {
     ///
     /// # Errors
     /// When the database cannot be read, or the row is damaged.
-    pub fn tenant(&self, tenant: u32) -> Result<Usage, CatalogError> {
+    pub fn tenant(&self, tenant: TenantTag) -> Result<Usage, CatalogError> {
         let row = self.db.get_pinned_cf(self.family(SMALL), rows::tenant_key(tenant));
         match row.map_err(|source| self.failed("look up a tenant", source))? {
             None => Ok(Usage::default()),

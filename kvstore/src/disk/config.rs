@@ -60,6 +60,11 @@ pub struct DiskConfig {
     /// Bytes of memory for what was written to the catalog lately. Range: 1 MiB to 4 GiB. Default: 32 MiB, about 80,000
     /// blocks. The start after a crash reads back at most half of it.
     pub catalog_write_buffer_bytes: usize,
+    /// The folder of the tenants' keys, with which blocks are encrypted before they are written; empty: they are not. Made
+    /// when it is missing, and refused when others may read it. Whoever deletes a key deletes its tenant, so it belongs
+    /// on another device than the segments and into no backup of those. With it plain blocks that are there are read as
+    /// before; without it encrypted ones are not found. Default: empty.
+    pub tenant_keys: PathBuf,
 }
 
 impl DiskConfig {
@@ -81,6 +86,7 @@ impl DiskConfig {
             scrub_mib_per_s: 8,
             catalog_cache_bytes: 64 << 20,
             catalog_write_buffer_bytes: 32 << 20,
+            tenant_keys: PathBuf::new(),
         }
     }
 

@@ -15,17 +15,24 @@
 //! segment header, 256 bytes          record header, 128 bytes            seal, 128 bytes
 //!   0  magic "KVSRSEGM"                0  magic "KVRC"                     0  magic "KVSL"
 //!   8  format version       u32        4  kind                 u8          4  records               u32
-//!  12  bytes of a page      u32        5  flags, bit 0: exact  u8          8  segment number        u64
+//!  12  bytes of a page      u32        5  flags                u8          8  segment number        u64
 //!  16  segment number       u64        8  segment number       u64        16  page of the table     u32
 //!  24  created, Unix s      u64       16  page                 u32        24  oldest write, Unix s  u64
 //!  32  layout fingerprint   [32]      20  payload bytes        u32        32  newest write, Unix s  u64
 //!  64  numerics, text       [64]      24  payload CRC-32C      u32       124  CRC-32C of 0..124     u32
 //! 252  CRC-32C of 0..252    u32       32  written, Unix s      u64
 //!                                     48  name                 [16]
+//!                                     64  tenant's tag         u64
+//!                                     72  nonce                [12]
+//!                                     84  authentication tag   [16]
 //!                                    124  CRC-32C of 0..124    u32
 //! ```
+//!
+//! Flags: bit 0, the block is exact; bit 1, its payload is sealed with its tenant's key (`disk/keys.rs`), and nonce and
+//! authentication tag are there. Checksums are of the bytes as they lie in the file, so that recovery, scrub and fsck need no
+//! key. The tag is [`shared::TenantTag`]; 0 is nobody's, and what records say that were written before there were tenants.
 
-use shared::{BlockName, Numerics};
+use shared::{BlockName, Numerics, TenantTag};
 
 /// Bytes of a page: the alignment of records, and that of direct I/O on every drive we know.
 pub(crate) const PAGE: u64 = 4_096;
@@ -46,6 +53,11 @@ const SEGMENT_MAGIC: [u8; 8] = *b"KVSRSEGM";
 const RECORD_MAGIC: [u8; 4] = *b"KVRC";
 const SEAL_MAGIC: [u8; 4] = *b"KVSL";
 const FLAG_EXACT: u8 = 1;
+const FLAG_SEALED: u8 = 2;
+/// Bytes of a nonce of AES-256-GCM.
+pub(crate) const NONCE_BYTES: usize = 12;
+/// Bytes of its authentication tag.
+pub(crate) const TAG_BYTES: usize = 16;
 const CHECKSUM_BYTES: usize = 4;
 
 /// What the bytes of blocks depend on besides their names: segments of another identity are not read.
@@ -149,6 +161,13 @@ pub(crate) enum RecordKind {
     Table,
 }
 
+/// How a payload was encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sealing {
+    pub(crate) nonce: [u8; NONCE_BYTES],
+    pub(crate) tag: [u8; TAG_BYTES],
+}
+
 /// The first bytes of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordHeader {
@@ -160,11 +179,15 @@ pub(crate) struct RecordHeader {
     pub(crate) page: u32,
     /// Payload bytes.
     pub(crate) bytes: u32,
-    /// CRC-32C of the payload.
+    /// CRC-32C of the payload as it lies in the file.
     pub(crate) checksum: u32,
     pub(crate) written_unix_seconds: u64,
     /// Zero in a table.
     pub(crate) name: BlockName,
+    /// Whose it is. Nobody's in a table.
+    pub(crate) tenant: TenantTag,
+    /// None: the payload is plain.
+    pub(crate) sealing: Option<Sealing>,
 }
 
 impl RecordHeader {
@@ -176,19 +199,25 @@ impl RecordHeader {
             RecordKind::Table => 2,
         };
         bytes[5] = if self.exact { FLAG_EXACT } else { 0 };
+        if let Some(sealing) = &self.sealing {
+            bytes[5] |= FLAG_SEALED;
+            put(&mut bytes, 72, &sealing.nonce);
+            put(&mut bytes, 84, &sealing.tag);
+        }
         put(&mut bytes, 8, &self.segment.to_le_bytes());
         put(&mut bytes, 16, &self.page.to_le_bytes());
         put(&mut bytes, 20, &self.bytes.to_le_bytes());
         put(&mut bytes, 24, &self.checksum.to_le_bytes());
         put(&mut bytes, 32, &self.written_unix_seconds.to_le_bytes());
         put(&mut bytes, 48, &self.name.0);
+        put(&mut bytes, 64, &self.tenant.0.to_le_bytes());
         close(&mut bytes);
         bytes
     }
 
     /// None when the bytes are no intact record header.
     pub(crate) fn decode(bytes: &[u8; RECORD_HEADER_BYTES]) -> Option<Self> {
-        if take::<4>(bytes, 0) != RECORD_MAGIC || !is_closed(bytes) || FLAG_EXACT < bytes[5] {
+        if take::<4>(bytes, 0) != RECORD_MAGIC || !is_closed(bytes) {
             return None;
         }
         let kind = match bytes[4] {
@@ -196,15 +225,22 @@ impl RecordHeader {
             2 => RecordKind::Table,
             _ => return None,
         };
+        let flags = bytes[5];
+        if flags & !(FLAG_EXACT | FLAG_SEALED) != 0 {
+            return None;
+        }
+        let sealing = Sealing { nonce: take(bytes, 72), tag: take(bytes, 84) };
         Some(Self {
             kind,
-            exact: bytes[5] == FLAG_EXACT,
+            exact: flags & FLAG_EXACT != 0,
             segment: u64::from_le_bytes(take(bytes, 8)),
             page: u32::from_le_bytes(take(bytes, 16)),
             bytes: u32::from_le_bytes(take(bytes, 20)),
             checksum: u32::from_le_bytes(take(bytes, 24)),
             written_unix_seconds: u64::from_le_bytes(take(bytes, 32)),
             name: BlockName(take(bytes, 48)),
+            tenant: TenantTag(u64::from_le_bytes(take(bytes, 64))),
+            sealing: (flags & FLAG_SEALED != 0).then_some(sealing),
         })
     }
 
@@ -312,10 +348,10 @@ fn is_closed(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use shared::{BlockName, Numerics};
+    use shared::{BlockName, Numerics, TenantTag};
 
     use super::{
-        Identity, PAGE, PAGE_BYTES, RecordHeader, RecordKind, Seal, SegmentHeader,
+        Identity, PAGE, PAGE_BYTES, RecordHeader, RecordKind, Seal, Sealing, SegmentHeader,
         SegmentHeaderError, close, page_of, record_bytes, seal_bytes, wide,
     };
 
@@ -334,6 +370,8 @@ mod tests {
             checksum: 0xdead_beef,
             written_unix_seconds: 0x6000_0002,
             name: BlockName([0x11; 16]),
+            tenant: TenantTag::NONE,
+            sealing: None,
         }
     }
 
@@ -388,7 +426,16 @@ mod tests {
         check_golden(&record().encode(), &parts);
         let table = RecordHeader { kind: RecordKind::Table, exact: false, ..record() };
         assert_eq!(table.encode()[4..6], [2, 0]);
-        for header in [record(), table] {
+        let sealing = Some(Sealing { nonce: [0x22; 12], tag: [0x33; 16] });
+        let sealed = RecordHeader { tenant: TenantTag(0x0102_0304), sealing, ..record() };
+        let bytes = sealed.encode();
+        assert_eq!(bytes[4..6], [1, 3]);
+        assert_eq!(bytes[64..72], [4, 3, 2, 1, 0, 0, 0, 0]);
+        assert_eq!(
+            (bytes[72..84].to_vec(), bytes[84..100].to_vec()),
+            (vec![0x22; 12], vec![0x33; 16])
+        );
+        for header in [record(), table, sealed] {
             assert_eq!(RecordHeader::decode(&header.encode()), Some(header));
         }
     }
@@ -433,7 +480,7 @@ mod tests {
             RecordHeader::decode(&bytes)
         };
         assert_eq!(closed(4, 3), None, "an unknown kind");
-        assert_eq!(closed(5, 2), None, "an unknown flag");
+        assert_eq!(closed(5, 4), None, "an unknown flag");
         let mut newer = segment().encode();
         newer[8] = 2;
         assert_eq!(

@@ -7,19 +7,21 @@
 //! look up or change block for the catalog's database.
 
 mod changes;
+mod tenants;
 
 use std::collections::HashMap;
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-use shared::{BlockName, CacheChange};
+use parking_lot::{Mutex, RwLock};
+use shared::{BlockName, CacheChange, TenantTag};
 
 use super::catalog::{
     Catalog, CatalogError, CatalogSizes, Entry, Record, SegmentSeal, SegmentState,
 };
 use super::format::{RecordHeader, wide};
 use super::retention::Limits;
+use super::tombstones::Tombstones;
 use changes::Changes;
 
 /// Blocks that may be written and not be durable: 467 MB of Flash blocks, more than a segment has.
@@ -28,7 +30,6 @@ pub(super) const UNSYNCED_MAX: usize = 4_096;
 const BATCH_MAX: usize = 1_024;
 
 impl From<&RecordHeader> for Entry {
-    /// Records do not say whose bytes they are.
     fn from(record: &RecordHeader) -> Self {
         Self {
             segment: record.segment,
@@ -37,7 +38,8 @@ impl From<&RecordHeader> for Entry {
             checksum: record.checksum,
             exact: record.exact,
             written_unix_seconds: record.written_unix_seconds,
-            tenant: 0,
+            tenant: record.tenant,
+            sealed: record.sealing.is_some(),
         }
     }
 }
@@ -48,22 +50,55 @@ impl From<&RecordHeader> for Record {
     }
 }
 
+/// Places of what is not durable.
+#[derive(Debug, Default)]
+struct Unsynced {
+    places: HashMap<BlockName, Entry>,
+    /// Payload bytes of each tenant that has some.
+    tenant_bytes: HashMap<TenantTag, u64>,
+}
+
+impl Unsynced {
+    fn insert(&mut self, record: &Record) {
+        let Record { name, entry } = record;
+        self.remove(*name);
+        *self.tenant_bytes.entry(entry.tenant).or_default() += u64::from(entry.bytes);
+        self.places.insert(*name, *entry);
+    }
+
+    fn remove(&mut self, name: BlockName) {
+        let Some(entry) = self.places.remove(&name) else { return };
+        if let Some(bytes) = self.tenant_bytes.get_mut(&entry.tenant) {
+            *bytes -= u64::from(entry.bytes);
+            if *bytes == 0 {
+                self.tenant_bytes.remove(&entry.tenant);
+            }
+        }
+    }
+}
+
 /// The index. Its memory is that of the catalog, [`UNSYNCED_MAX`] places, and what of the changes nobody asked for yet.
 #[derive(Debug)]
 pub(super) struct Index {
     catalog: Catalog,
     /// Written, not entered yet.
-    unsynced: Mutex<HashMap<BlockName, Entry>>,
+    unsynced: Mutex<Unsynced>,
+    /// What is dead, although the catalog may still have it.
+    tombstones: RwLock<Tombstones>,
+    /// Whether encrypted blocks can be read.
+    opens_sealed: bool,
     /// Held over every change of the catalog's names, so that what is reported is in the order in which it happened.
     changes: Mutex<Changes>,
     errors: AtomicU64,
 }
 
 impl Index {
-    pub(super) fn new(catalog: Catalog) -> Self {
+    pub(super) fn new(catalog: Catalog, tombstones: Tombstones, opens_sealed: bool) -> Self {
         Self {
             catalog,
-            unsynced: Mutex::new(HashMap::new()),
+            unsynced: Mutex::default(),
+            tombstones: RwLock::new(tombstones),
+            opens_sealed,
             changes: Mutex::new(Changes::new()),
             errors: AtomicU64::new(0),
         }
@@ -72,8 +107,10 @@ impl Index {
     /// Where the copy of a name lies; None also when the catalog cannot say.
     pub(super) fn find(&self, name: BlockName) -> Option<Entry> {
         // In this order: what leaves the one is in the other already.
-        let unsynced = self.unsynced.lock().get(&name).copied();
-        unsynced.or_else(|| self.catalog.find(name).unwrap_or_else(|_| self.failed(None)))
+        let unsynced = self.unsynced.lock().places.get(&name).copied();
+        let found =
+            unsynced.or_else(|| self.catalog.find(name).unwrap_or_else(|_| self.failed(None)));
+        found.filter(|entry| self.is_found(entry, &self.tombstones.read()))
     }
 
     /// The same for many names at once, in their order.
@@ -83,11 +120,18 @@ impl Index {
         }
         let unsynced: Vec<Option<Entry>> = {
             let unsynced = self.unsynced.lock();
-            names.iter().map(|name| unsynced.get(name).copied()).collect()
+            names.iter().map(|name| unsynced.places.get(name).copied()).collect()
         };
         let nothing = || vec![None; names.len()];
         let entered = self.catalog.find_all(names).unwrap_or_else(|_| self.failed(nothing()));
-        unsynced.into_iter().zip(entered).map(|(first, second)| first.or(second)).collect()
+        let tombstones = self.tombstones.read();
+        let found = unsynced.into_iter().zip(entered).map(|(first, second)| first.or(second));
+        found.map(|entry| entry.filter(|entry| self.is_found(entry, &tombstones))).collect()
+    }
+
+    fn is_found(&self, entry: &Entry, tombstones: &Tombstones) -> bool {
+        (self.opens_sealed || !entry.sealed)
+            && !tombstones.covers(entry.tenant, entry.written_unix_seconds)
     }
 
     /// Counts what the catalog refused. What is damaged it has logged by itself.
@@ -112,7 +156,7 @@ impl Index {
 
     /// A record was written and is not durable yet.
     pub(super) fn written(&self, record: &Record) {
-        self.unsynced.lock().insert(record.name, record.entry);
+        self.unsynced.lock().insert(record);
     }
 
     /// Records became durable: enters those that were not given up meanwhile. None of them is found after an error: the next
@@ -125,13 +169,14 @@ impl Index {
     }
 
     fn enter_batch(&self, records: &[Record]) -> Result<(), CatalogError> {
+        // Before the look at what was given up: an eviction between the two would miss what is entered then.
+        let mut changes = self.changes.lock();
         let listed: Vec<Record> = {
             let unsynced = self.unsynced.lock();
             // Not the very copy: an older one of the same name is entered, too, so that all of its segment are.
-            let is_held = |record: &&Record| unsynced.contains_key(&record.name);
+            let is_held = |record: &&Record| unsynced.places.contains_key(&record.name);
             records.iter().filter(is_held).copied().collect()
         };
-        let mut changes = self.changes.lock();
         self.catalog.insert(&listed).map(|inserted| changes.stored(&inserted.new))
     }
 
@@ -139,8 +184,8 @@ impl Index {
     pub(super) fn lose(&self, records: &[Record]) {
         let mut unsynced = self.unsynced.lock();
         for record in records {
-            if unsynced.get(&record.name) == Some(&record.entry) {
-                unsynced.remove(&record.name);
+            if unsynced.places.get(&record.name) == Some(&record.entry) {
+                unsynced.remove(record.name);
             }
         }
     }
@@ -163,8 +208,8 @@ impl Index {
     pub(super) fn forget(&self, name: BlockName, entry: &Entry) -> bool {
         {
             let mut unsynced = self.unsynced.lock();
-            if unsynced.get(&name) == Some(entry) {
-                unsynced.remove(&name);
+            if unsynced.places.get(&name) == Some(entry) {
+                unsynced.remove(name);
                 return true;
             }
         }
@@ -225,7 +270,7 @@ impl Index {
     /// reported come at a time.
     pub(super) fn drain_changes(&self) -> Vec<CacheChange> {
         let mut changes = self.changes.lock();
-        let drained = changes.drain(&self.catalog);
+        let drained = changes.drain(&self.catalog, self.opens_sealed);
         drained.unwrap_or_else(|_| self.failed(Vec::new()))
     }
 
@@ -233,7 +278,7 @@ impl Index {
     pub(super) fn resync_changes(&self) -> Vec<CacheChange> {
         let mut changes = self.changes.lock();
         *changes = Changes::new();
-        let drained = changes.drain(&self.catalog);
+        let drained = changes.drain(&self.catalog, self.opens_sealed);
         let mut all = vec![CacheChange::Cleared];
         all.extend(drained.unwrap_or_else(|_| self.failed(Vec::new())));
         all

@@ -1,12 +1,13 @@
 //! What may be written and what waits for it: the write budget, the queue and the pauses. Nothing here locks, waits or
 //! touches a file.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
-use shared::{BlockName, Timestamp};
+use shared::{BlockName, TenantTag, Timestamp};
 
 use super::catalog::Entry;
 use super::retention::{Retention, Reuse};
+use crate::tenants::{Evictions, fits};
 
 /// Why a block was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub(super) enum Refused {
     Known,
     /// The write budget has nothing left for it.
     Budget,
+    /// Its tenant has as much as it may have.
+    Quota,
     /// The queue is full.
     Full,
     /// Writing is suspended after an error.
@@ -30,6 +33,18 @@ pub(super) struct Candidate {
     pub(super) unix_seconds: u64,
     /// Its copy on disk, as of a moment ago. The writer looks once more.
     pub(super) held: Option<Entry>,
+    /// Whose it is, how much of that tenant is on disk, and how much may be; 0 is no bound.
+    pub(super) tenant: TenantTag,
+    pub(super) tenant_bytes: u64,
+    pub(super) tenant_bytes_max: u64,
+}
+
+/// A place in the queue: tells whether what has it was evicted meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    epoch: u64,
+    number: u64,
+    tenant: TenantTag,
 }
 
 /// How much may wait.
@@ -43,8 +58,12 @@ pub(super) struct QueueBounds {
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) retention: Retention,
-    waiting: HashSet<BlockName>,
+    waiting: HashMap<BlockName, TenantTag>,
     waiting_bytes: u64,
+    /// Of the tenants that something of waits.
+    tenant_bytes: HashMap<TenantTag, u64>,
+    /// What was queued before its tenant was evicted is not written any more.
+    pub(super) evictions: Evictions,
     /// Raised when everything is evicted: what was queued before is not written any more.
     pub(super) epoch: u64,
     /// Until when nothing is queued, after an error.
@@ -55,8 +74,10 @@ impl Queue {
     pub(super) fn new(retention: Retention) -> Self {
         Self {
             retention,
-            waiting: HashSet::new(),
+            waiting: HashMap::new(),
             waiting_bytes: 0,
+            tenant_bytes: HashMap::new(),
+            evictions: Evictions::default(),
             epoch: 0,
             suspended_until: None,
         }
@@ -72,7 +93,7 @@ impl Queue {
         let lasts = held.is_some_and(|entry| {
             !self.retention.limits().is_ending(entry.written_unix_seconds, unix_seconds)
         });
-        !lasts && !self.waiting.contains(&name)
+        !lasts && !self.waiting.contains_key(&name)
     }
 
     /// Takes a place in the queue.
@@ -81,8 +102,8 @@ impl Queue {
         candidate: Candidate,
         bounds: QueueBounds,
         now: Timestamp,
-    ) -> Result<(), Refused> {
-        let Candidate { name, bytes, reuse, unix_seconds, held } = candidate;
+    ) -> Result<Place, Refused> {
+        let Candidate { name, bytes, reuse, unix_seconds, held, tenant, .. } = candidate;
         let first = reuse == Reuse::Unknown;
         if first && held.is_some() || !self.wants(name, held.as_ref(), unix_seconds) {
             return Err(Refused::Known);
@@ -94,18 +115,35 @@ impl Queue {
         if bounds.objects <= self.waiting.len() || bounds.bytes < self.waiting_bytes + bytes {
             return Err(Refused::Full);
         }
+        let theirs = self.tenant_bytes.get(&tenant).copied().unwrap_or(0);
+        // A block that is written again takes the place of its copy.
+        let more = if held.is_some() { 0 } else { bytes };
+        if !fits(candidate.tenant_bytes + theirs, more, candidate.tenant_bytes_max) {
+            return Err(Refused::Quota);
+        }
         if !self.retention.admits(name, reuse, self.waiting.len(), unix_seconds) {
             return Err(Refused::Budget);
         }
-        self.waiting.insert(name);
+        self.waiting.insert(name, tenant);
         self.waiting_bytes += bytes;
-        Ok(())
+        *self.tenant_bytes.entry(tenant).or_default() += bytes;
+        Ok(Place { epoch: self.epoch, number: self.evictions.begin(), tenant })
     }
 
     /// Gives the place in the queue back.
     pub(super) fn leave(&mut self, name: BlockName, bytes: u32) {
-        if self.waiting.remove(&name) {
-            self.waiting_bytes -= u64::from(bytes);
+        let Some(tenant) = self.waiting.remove(&name) else { return };
+        self.waiting_bytes -= u64::from(bytes);
+        if let Some(theirs) = self.tenant_bytes.get_mut(&tenant) {
+            *theirs -= u64::from(bytes);
+            if *theirs == 0 {
+                self.tenant_bytes.remove(&tenant);
+            }
         }
+    }
+
+    /// Whether what has this place is not to be found any more.
+    pub(super) fn is_evicted(&self, place: &Place) -> bool {
+        self.epoch != place.epoch || self.evictions.is_lost(place.tenant, place.number)
     }
 }

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, Sender};
-use shared::{BlockName, Timestamp};
+use shared::{BlockName, TenantTag, Timestamp};
 
 use super::Shared;
 use super::catalog::Entry;
 use super::format::{PAGE, RECORD_HEADER_BYTES, RecordHeader, RecordKind, record_bytes, wide};
 use super::io::{DEPTH, Transfers, Whole, open};
+use super::keys::{OpenError, TenantKeys};
 use super::load::Served;
 use super::segment;
 use super::stats::DiskReadError;
@@ -53,9 +54,11 @@ pub(crate) struct DiskReadDone {
 pub(crate) struct DiskFound {
     /// Payload bytes.
     pub(crate) bytes: u32,
-    /// CRC-32C of the payload, computed over what was read.
+    /// CRC-32C of the payload, computed over what is in the slot now.
     pub(crate) checksum: u32,
     pub(crate) exact: bool,
+    /// Whose it is.
+    pub(crate) tenant: TenantTag,
 }
 
 /// A read that waits.
@@ -227,7 +230,8 @@ impl Reader<'_> {
                     let length = usize::try_from(block.bytes()).expect("it was read");
                     let (record, later) = records.split_at(length);
                     records = later;
-                    let result = check(&mut block.job.read, &block.entry, record);
+                    let result =
+                        check(&mut block.job.read, &block.entry, record, self.shared.keys.as_ref());
                     self.answer(block.job, Some(block.entry), result);
                 }
             }
@@ -259,7 +263,9 @@ impl Reader<'_> {
                 shared.counters.read_at_age(now.saturating_sub(entry.written_unix_seconds));
             }
             (Some(entry), Err(error)) if error != DiskReadError::Unopened => {
-                if shared.index.forget(name, &entry) && error != DiskReadError::Gone {
+                let forgotten = shared.index.forget(name, &entry);
+                let is_news = !matches!(error, DiskReadError::Gone | DiskReadError::Keyless);
+                if forgotten && is_news {
                     let (segment, page) = (entry.segment, entry.page);
                     tracing::warn!(%name, segment, page, %error, "a block on disk was given up");
                 }
@@ -287,25 +293,48 @@ impl Reader<'_> {
     }
 }
 
-/// Copies a record's payload into the slot and checks what is there then.
-fn check(read: &mut DiskRead, entry: &Entry, record: &[u8]) -> Result<DiskFound, DiskReadError> {
+/// Copies a record's payload into the slot, checks what is there then, and decrypts it there.
+fn check(
+    read: &mut DiskRead,
+    entry: &Entry,
+    record: &[u8],
+    keys: Option<&TenantKeys>,
+) -> Result<DiskFound, DiskReadError> {
     let (head, _) = record.split_first_chunk().expect("a record is at least a page");
-    RecordHeader::decode(head)
+    let header = RecordHeader::decode(head)
         .filter(|header| {
             let listed = header.kind == RecordKind::Block && header.name == read.name;
             listed && Entry::from(header) == *entry
         })
         .ok_or(DiskReadError::Corrupt)?;
     let payload = &record[RECORD_HEADER_BYTES..][..payload_bytes(entry.bytes)];
-    let mut intact = false;
+    let mut read_into = Err(DiskReadError::Corrupt);
     read.target.write(&mut |slot| {
-        if let Some(slot) = slot.get_mut(..payload.len()) {
-            slot.copy_from_slice(payload);
-            intact = crc32c::crc32c(slot) == entry.checksum;
+        let Some(slot) = slot.get_mut(..payload.len()) else { return };
+        slot.copy_from_slice(payload);
+        if crc32c::crc32c(slot) == entry.checksum {
+            read_into = opened(&header, slot, keys);
         }
     });
-    let Entry { bytes, checksum, exact, .. } = *entry;
-    intact.then_some(DiskFound { bytes, checksum, exact }).ok_or(DiskReadError::Corrupt)
+    let Entry { bytes, exact, tenant, .. } = *entry;
+    read_into.map(|checksum| DiskFound { bytes, checksum, exact, tenant })
+}
+
+/// Decrypts an intact payload, if it is encrypted, and gives the checksum of what it is then.
+fn opened(
+    header: &RecordHeader,
+    payload: &mut [u8],
+    keys: Option<&TenantKeys>,
+) -> Result<u32, DiskReadError> {
+    let Some(sealing) = &header.sealing else { return Ok(header.checksum) };
+    // Without keys nobody finds it, unless it was just so.
+    let keys = keys.ok_or(DiskReadError::Unopened)?;
+    match keys.open_payload(header, sealing, payload) {
+        Ok(()) => Ok(crc32c::crc32c(payload)),
+        Err(OpenError::NoKey) => Err(DiskReadError::Keyless),
+        Err(OpenError::Forged) => Err(DiskReadError::Corrupt),
+        Err(OpenError::Refused) => Err(DiskReadError::Unopened),
+    }
 }
 
 fn reason(error: &io::Error) -> DiskReadError {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use shared::Clock;
 
 use super::catalog::{
-    Catalog, Found, Record, SegmentContents, SegmentFile, SegmentState, StartPlan,
+    Catalog, Entry, Evicted, Found, Record, SegmentContents, SegmentFile, SegmentState, StartPlan,
 };
 use super::config::{DiskConfig, DiskError};
 use super::format::{Identity, RecordHeader, SegmentHeader};
@@ -26,6 +26,7 @@ use super::index::Index;
 use super::io::Drive;
 use super::segment::{self, OpenSegment, Walk};
 use super::stats::Counters;
+use super::tombstones::Tombstones;
 
 /// What a start found.
 pub(super) struct Recovered {
@@ -97,19 +98,28 @@ fn attempt(
         let folder = folder.display();
         tracing::warn!(%folder, segments = files.len(), "{reason}; it is made anew from the segments");
     }
+    let (tombstones, unfinished) = bury(folder, &catalog)?;
     let StartPlan { trusted, load, gone } = catalog.plan_start(&files);
     for number in &gone {
         catalog.remove_segment(*number, &mut |_| {})?;
     }
     let last = files.last().map(|file| file.number);
-    let mut start =
-        Start { folder, identity, drive, catalog, counters, active: None, foreign: None };
+    let mut start = Start {
+        folder,
+        identity,
+        drive,
+        tombstones,
+        catalog,
+        counters,
+        active: None,
+        foreign: None,
+    };
     for number in &load {
         start.load(*number, Some(*number) == last)?;
     }
     start.catalog.sync()?;
     start.tell_foreign();
-    let Start { catalog, active, .. } = start;
+    let Start { catalog, active, tombstones, .. } = start;
     let behind = last.map_or(1, |last| last.saturating_add(1));
     let report = StartReport {
         catalog: found,
@@ -119,7 +129,43 @@ fn attempt(
         took: clock.now().since(began),
     };
     let number_next = behind.max(catalog.number_next());
-    Ok(Recovered { index: Index::new(catalog), active, number_next, report })
+    let opens_sealed = !config.tenant_keys.as_os_str().is_empty();
+    let index = Index::new(catalog, tombstones, opens_sealed);
+    for evicted in &unfinished {
+        index.take_out(evicted)?;
+    }
+    Ok(Recovered { index, active, number_next, report })
+}
+
+/// Who was evicted, by the list in the folder and by the catalog's copy of it, and whose names are still to be taken out. A list
+/// that is damaged is made anew from the copy, if there is one.
+fn bury(folder: &Path, catalog: &Catalog) -> Result<(Tombstones, Vec<Evicted>), DiskError> {
+    let failed = |source| {
+        let what = "use the list of evicted tenants in";
+        DiskError::File { what, path: folder.to_owned(), source }
+    };
+    let copies = catalog.evicted()?;
+    let listed = match Tombstones::read(folder) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData && !copies.is_empty() => {
+            tracing::warn!(folder = %folder.display(), "the list of evicted tenants is damaged; it is made anew from the catalog");
+            Tombstones::default()
+        }
+        read => read.map_err(failed)?,
+    };
+    let mut all = listed.clone();
+    for copy in &copies {
+        all.add(copy.tenant, copy.stone);
+    }
+    if all != listed {
+        all.write(folder).map_err(failed)?;
+    }
+    let is_done = |tenant, stone| {
+        copies.iter().any(|copy| copy.tenant == tenant && copy.stone == stone && copy.done)
+    };
+    let unfinished = all.iter().filter(|(tenant, stone)| !is_done(*tenant, *stone));
+    let unfinished: Vec<Evicted> =
+        unfinished.map(|(tenant, stone)| Evicted { tenant, stone, done: false }).collect();
+    Ok((all, unfinished))
 }
 
 /// A start while it reads segments.
@@ -127,6 +173,7 @@ struct Start<'a> {
     folder: &'a Path,
     identity: Identity,
     drive: &'a dyn Drive,
+    tombstones: Tombstones,
     catalog: Catalog,
     counters: &'a Counters,
     active: Option<OpenSegment>,
@@ -148,7 +195,9 @@ impl Start<'_> {
                 self.foreign.get_or_insert((number, reason));
                 self.catalog.load_segment(&contents)?;
             }
-            Loaded::Sealed(contents) => self.catalog.load_segment(&contents)?,
+            Loaded::Sealed(contents) => {
+                self.catalog.load_segment(&living(contents, &self.tombstones))?;
+            }
             Loaded::Open { file, walk, bytes } => {
                 let data_end = segment::data_end(&file).unwrap_or(bytes).max(walk.end);
                 self.counters.lost_bytes(walk.lost_bytes + data_end - walk.end);
@@ -158,7 +207,8 @@ impl Start<'_> {
                     cut(self.drive, &file, bytes, walk.end)
                         .map_err(failed("cut the torn end of a segment in"))?;
                 }
-                self.catalog.load_segment(&open_contents(number, bytes_kept, &walk))?;
+                let contents = open_contents(number, bytes_kept, &walk);
+                self.catalog.load_segment(&living(contents, &self.tombstones))?;
                 if last {
                     self.active = Some(OpenSegment::resume(file, number, walk));
                 }
@@ -176,6 +226,13 @@ impl Start<'_> {
             );
         }
     }
+}
+
+/// Leaves out what was evicted with its tenant.
+pub(super) fn living(mut contents: SegmentContents, tombstones: &Tombstones) -> SegmentContents {
+    let is_dead = |entry: &Entry| tombstones.covers(entry.tenant, entry.written_unix_seconds);
+    contents.records.retain(|record| !is_dead(&record.entry));
+    contents
 }
 
 pub(super) fn open_contents(number: u64, bytes: u64, walk: &Walk) -> SegmentContents {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 
 use super::append::Appender;
 use super::catalog::SegmentSeal;
@@ -174,6 +174,8 @@ impl OpenSegment {
         let payload: Vec<u8> = self.records.iter().flat_map(RecordHeader::encode).collect();
         let times = || self.records.iter().map(|record| record.written_unix_seconds);
         let table = RecordHeader {
+            tenant: TenantTag::NONE,
+            sealing: None,
             kind: RecordKind::Table,
             exact: false,
             segment: self.number,

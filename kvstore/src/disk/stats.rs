@@ -54,6 +54,8 @@ pub struct DiskStats {
     pub dropped_budget: u64,
     /// Payload bytes of those.
     pub dropped_budget_bytes: u64,
+    /// Blocks not written because their tenant has as many bytes on disk as it may have.
+    pub dropped_quota: u64,
     /// Blocks read by their age: up to one hour, up to 24 hours, up to 72 hours, older.
     pub read_by_age: [u64; 4],
     /// Blocks read and found intact.
@@ -64,12 +66,18 @@ pub struct DiskStats {
     pub dropped_queue: u64,
     /// Blocks not written because of an error, or while writing was suspended after one.
     pub dropped_error: u64,
-    /// Blocks not written because everything was evicted while they waited.
+    /// Blocks not written because everything, or their tenant, was evicted while they waited.
     pub dropped_evicted: u64,
     /// Blocks not written because their bytes in host memory fail their checksum. Always 0 unless memory is at fault.
     pub dropped_corrupt: u64,
     /// Blocks not written because the tier ended before their turn.
     pub dropped_closed: u64,
+    /// Blocks that could not be decrypted because their tenant's key is gone; they are not found any more.
+    pub read_keyless: u64,
+    /// Tenants that were evicted, as long as segments may hold bytes of them. 65,536 at most.
+    pub tenants_evicted: u64,
+    /// Keys of tenants in memory. 4,096 at most.
+    pub keys_loaded: u64,
     /// Blocks that failed their check when they were read; they are not found any more.
     pub corrupt: u64,
     /// Reads of blocks that had left meanwhile.
@@ -121,6 +129,7 @@ const AGES_S: [u64; 3] = [3_600, 24 * 3_600, 72 * 3_600];
 pub(super) enum WriteDrop {
     Queue,
     Budget,
+    Quota,
     Error,
     Evicted,
     Corrupt,
@@ -139,6 +148,9 @@ pub(crate) enum DiskReadError {
     /// The system does not open the file now, for want of descriptors or memory; the block may be found later.
     #[error("the system does not open the segment now")]
     Unopened,
+    /// It is encrypted, and its tenant's key is gone; it is not found any more.
+    #[error("the tenant's key is gone")]
+    Keyless,
     /// The system refused the read; the block is not found any more.
     #[error("the system refused to read the block")]
     Refused,
@@ -151,7 +163,7 @@ pub(super) struct Counters {
     written_bytes: AtomicU64,
     read: AtomicU64,
     read_bytes: AtomicU64,
-    write_drops: [AtomicU64; 6],
+    write_drops: [AtomicU64; 7],
     dropped_budget_bytes: AtomicU64,
     reput: AtomicU64,
     read_by_age: [AtomicU64; 4],
@@ -160,6 +172,7 @@ pub(super) struct Counters {
     retention_violations: AtomicU64,
     corrupt: AtomicU64,
     read_gone: AtomicU64,
+    read_keyless: AtomicU64,
     read_errors: AtomicU64,
     write_errors: AtomicU64,
     syncs: AtomicU64,
@@ -182,6 +195,7 @@ impl Counters {
                 add(&self.read_bytes, u64::from(bytes));
             }
             Err(DiskReadError::Gone) => add(&self.read_gone, 1),
+            Err(DiskReadError::Keyless) => add(&self.read_keyless, 1),
             Err(DiskReadError::Corrupt) => add(&self.corrupt, 1),
             Err(DiskReadError::Refused | DiskReadError::Unopened) => add(&self.read_errors, 1),
         }
@@ -263,6 +277,10 @@ impl Counters {
             budget_refill_bytes: limits.refill_bytes(),
             dropped_budget: dropped(WriteDrop::Budget),
             dropped_budget_bytes: read(&self.dropped_budget_bytes),
+            dropped_quota: dropped(WriteDrop::Quota),
+            read_keyless: read(&self.read_keyless),
+            tenants_evicted: wide(index.tombstone_count()),
+            keys_loaded: 0,
             read_by_age: self.read_by_age.each_ref().map(read),
             written: read(&self.written),
             written_bytes: read(&self.written_bytes),
@@ -297,10 +315,11 @@ impl Counters {
     }
 
     fn write_drop(&self, reason: WriteDrop) -> &AtomicU64 {
-        let [queue, budget, error, evicted, corrupt, closed] = &self.write_drops;
+        let [queue, budget, quota, error, evicted, corrupt, closed] = &self.write_drops;
         match reason {
             WriteDrop::Queue => queue,
             WriteDrop::Budget => budget,
+            WriteDrop::Quota => quota,
             WriteDrop::Error => error,
             WriteDrop::Evicted => evicted,
             WriteDrop::Corrupt => corrupt,

@@ -11,6 +11,7 @@
 mod catalog;
 mod fsck;
 mod repair;
+mod tenants;
 mod usage;
 
 use std::fs::File;
@@ -18,7 +19,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use shared::{BlockName, Numerics};
+use shared::{BlockName, Numerics, TenantTag};
 
 use super::catalog::CatalogError;
 pub use super::check::{BlockFault, Checker};
@@ -26,7 +27,7 @@ pub use super::pace::Pace;
 pub use catalog::{CatalogCheck, CatalogState, Rebuilt};
 pub use fsck::{Checked, Damage, Finding, Watcher, fsck};
 pub use repair::{Exclusive, Repair};
-pub use usage::{Ages, StateBytes, Usage};
+pub use usage::{Ages, StateBytes, TenantBytes, Usage, tenants};
 
 use super::format::{
     Identity, PAGE, RecordHeader, RecordKind, SEAL_BYTES, Seal, SegmentHeader, SegmentHeaderError,
@@ -35,6 +36,7 @@ use super::format::{
 use super::io::go_direct;
 use super::recover::segment_numbers;
 use super::segment::{self, Steps};
+use super::tombstones::{self, Tombstones};
 
 /// Why a folder could not be surveyed or changed.
 #[derive(Debug, thiserror::Error)]
@@ -82,19 +84,24 @@ pub struct BlockCopy {
     pub page: u32,
     /// Payload bytes.
     pub bytes: u32,
-    /// CRC-32C of the payload.
+    /// CRC-32C of the payload as it lies in the file.
     pub checksum: u32,
     /// When it was written, by the wall clock of the store.
     pub written_unix_seconds: u64,
     /// Whether a cached answer from it equals the cold one bit for bit.
     pub exact: bool,
+    /// Whose it is.
+    pub tenant: TenantTag,
+    /// Whether its payload is encrypted with its tenant's key.
+    pub sealed: bool,
 }
 
 impl From<&RecordHeader> for BlockCopy {
     fn from(record: &RecordHeader) -> Self {
         let RecordHeader { exact, segment, page, bytes, checksum, .. } = *record;
         let (name, written_unix_seconds) = (record.name, record.written_unix_seconds);
-        Self { name, segment, page, bytes, checksum, written_unix_seconds, exact }
+        let (tenant, sealed) = (record.tenant, record.sealing.is_some());
+        Self { name, segment, page, bytes, checksum, written_unix_seconds, exact, tenant, sealed }
     }
 }
 
@@ -153,23 +160,36 @@ pub struct Survey {
     folder: PathBuf,
     /// Ascending.
     numbers: Vec<u64>,
+    tombstones: Tombstones,
 }
 
 impl Survey {
     /// Lists a folder. Blocks; takes no lock and makes nothing.
     ///
     /// # Errors
-    /// [`SurveyError::Folder`] when it cannot be listed.
+    /// [`SurveyError::Folder`] when it cannot be listed, [`SurveyError::File`] when the list of evicted tenants in it
+    /// cannot be read.
     pub fn open(folder: &Path) -> Result<Self, SurveyError> {
         let failed = |source| SurveyError::Folder { folder: folder.to_owned(), source };
         let numbers = segment_numbers(folder).map_err(failed)?;
-        Ok(Self { folder: folder.to_owned(), numbers })
+        let tombstones = Tombstones::read(folder).map_err(|source| SurveyError::File {
+            what: "read",
+            path: folder.join(tombstones::FILE),
+            source,
+        })?;
+        Ok(Self { folder: folder.to_owned(), numbers, tombstones })
     }
 
     /// The folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Whether a block was evicted with its tenant: its bytes are there until its segment leaves, but nobody finds it.
+    #[must_use]
+    pub fn is_evicted(&self, block: &BlockCopy) -> bool {
+        self.tombstones.covers(block.tenant, block.written_unix_seconds)
     }
 
     /// The numbers of all segments, ascending: the order in which they were begun.

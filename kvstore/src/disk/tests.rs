@@ -6,12 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use shared::{CacheChange, ManualClock, Numerics, SlotMemory, Tier};
+use shared::{CacheChange, ManualClock, Numerics, SlotMemory, TenantTag, Tier};
 
 use super::io::Drive;
 use super::stats::DiskReadError;
 use super::{
-    DiskConfig, DiskError, DiskRead, DiskReadDone, DiskStats, DiskTier, DiskWiring, Taken,
+    DiskConfig, DiskError, DiskRead, DiskReadDone, DiskStats, DiskTier, DiskWiring, Put, Taken,
 };
 use crate::memory::HostMemory;
 use crate::pool::{Pool, Seal, SealedSlot};
@@ -26,6 +26,7 @@ pub(crate) mod io;
 mod retention;
 mod scrub;
 mod survey;
+mod tenants;
 
 /// More than any flush of a test takes.
 const FLUSH: Duration = Duration::from_secs(20);
@@ -82,11 +83,17 @@ pub(crate) fn config(folder: &Folder) -> DiskConfig {
 
 pub(crate) fn wiring(clock: &Arc<ManualClock>) -> DiskWiring {
     DiskWiring {
+        quotas: Arc::default(),
         block_bytes: SLOT_BYTES,
         layout: [7; 32],
         numerics: Numerics("cpu-exact-1".into()),
         clock: Arc::clone(clock) as Arc<dyn shared::Clock>,
     }
+}
+
+/// Nobody's block, to be written.
+fn put(block: SealedSlot) -> Put {
+    Put { block, tenant: TenantTag::NONE }
 }
 
 /// A disk tier and a pool whose blocks are written to it.
@@ -125,7 +132,7 @@ impl Rig {
     }
 
     fn queue(&self, number: u64) {
-        self.tier.store(store(&self.pool, number), usize::MAX);
+        self.tier.store(put(store(&self.pool, number)), usize::MAX);
     }
 
     /// Writes and makes durable, one block after the other.
@@ -204,7 +211,7 @@ fn a_restart_keeps_what_was_synced() {
         slot.write(&mut |bytes| bytes.fill(9));
         rig.pool.seal(slot, Seal { name: name(99), exact: false, bytes: 20 })
     };
-    rig.tier.store(inexact, usize::MAX);
+    rig.tier.store(put(inexact), usize::MAX);
     rig.write(0..20);
     assert_eq!(rig.readable(0..20).len(), 20);
     assert!(rig.pool.audit().is_at_rest());
@@ -294,7 +301,7 @@ fn a_full_queue_drops_and_counts_and_never_waits() {
             // The writing thread stops at the first block: somebody writes to its slot.
             next(&held);
             for block in blocks {
-                let _taken: Taken = rig.tier.store(block, waiting_max);
+                let _taken: Taken = rig.tier.store(put(block), waiting_max);
             }
             let stats = rig.stats();
             assert_eq!((stats.queue_objects, stats.dropped_queue), (3, 2), "{what}");
@@ -326,7 +333,7 @@ fn eviction_drops_what_waits() {
         });
         next(&held);
         for block in blocks {
-            let _taken: Taken = rig.tier.store(block, usize::MAX);
+            let _taken: Taken = rig.tier.store(put(block), usize::MAX);
         }
         assert_eq!(rig.tier.evict_all(), 0);
         open.send(()).unwrap();

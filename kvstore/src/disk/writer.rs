@@ -9,21 +9,21 @@
 //! are counted. A segment that had an error is not written on.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
-use shared::Timestamp;
+use shared::{TenantTag, Timestamp};
 
 use super::Shared;
 use super::append::Appender;
 use super::catalog::{CatalogError, Record};
 use super::format::{RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader};
 use super::index::UNSYNCED_MAX;
-use super::segment::{self, OpenSegment, frame};
+use super::queue::Place;
+use super::segment::{OpenSegment, frame};
 use super::stats::WriteDrop;
 use crate::pool::{SealedSlot, payload_bytes};
 
@@ -50,8 +50,8 @@ pub(super) enum Command {
 /// A block that waits to be written. It pins its slot.
 pub(super) struct Queued {
     pub(super) block: SealedSlot,
-    /// The epoch of the index in which it was queued.
-    pub(super) epoch: u64,
+    pub(super) tenant: TenantTag,
+    pub(super) place: Place,
 }
 
 /// What there is to do.
@@ -81,7 +81,7 @@ enum Again {
 /// A block that was appended to the open segment and is not known to be written. It has its place in the queue until then.
 struct Appended {
     header: RecordHeader,
-    epoch: u64,
+    place: Place,
     again: Again,
 }
 
@@ -214,7 +214,9 @@ impl Writer {
         }
         {
             let queue = self.shared.queue.lock();
-            if queue.epoch != queued.epoch {
+            if queue.is_evicted(&queued.place)
+                || self.shared.index.is_evicted(queued.tenant, written_unix_seconds)
+            {
                 return Err(Outcome::Dropped(WriteDrop::Evicted));
             }
             if queue.suspended_until.is_some_and(|until| now < until) {
@@ -248,7 +250,7 @@ impl Writer {
         let Self { active: Some(segment), record, appender, .. } = self else {
             unreachable!("a segment was opened");
         };
-        let header = RecordHeader {
+        let mut header = RecordHeader {
             kind: RecordKind::Block,
             exact: source.exact,
             segment: segment.number(),
@@ -257,16 +259,22 @@ impl Writer {
             checksum: source.checksum,
             written_unix_seconds,
             name: source.key.name,
+            tenant: queued.tenant,
+            sealing: None,
         };
         frame(&header, record, |record| {
             queued.block.read(&mut |payload| record.extend_from_slice(payload));
         });
         let payload = RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + payload_bytes(source.bytes);
-        if crc32c::crc32c(&record[payload]) != source.checksum {
+        if crc32c::crc32c(&record[payload.clone()]) != source.checksum {
             return Ok(Outcome::Dropped(WriteDrop::Corrupt));
         }
+        if let Some(keys) = &self.shared.keys {
+            keys.seal(&mut header, &mut record[payload])?;
+            record[..RECORD_HEADER_BYTES].copy_from_slice(&header.encode());
+        }
         segment.append(header, record, appender)?;
-        self.appended.push_back(Appended { header, epoch: queued.epoch, again });
+        self.appended.push_back(Appended { header, place: queued.place, again });
         Ok(Outcome::Appended)
     }
 
@@ -274,11 +282,11 @@ impl Writer {
     fn learn(&mut self) {
         let written = self.appender.written();
         while let Some(block) = self.appended.pop_front_if(|block| block.header.end() <= written) {
-            let Appended { header, epoch, again } = block;
+            let Appended { header, place, again } = block;
             let record = Record::from(&header);
             let is_listed = {
                 let mut queue = self.shared.queue.lock();
-                let is_listed = queue.epoch == epoch;
+                let is_listed = !queue.is_evicted(&place);
                 if is_listed {
                     queue.retention.spend(1, header.written_unix_seconds);
                     self.shared.index.written(&record);
@@ -287,7 +295,7 @@ impl Writer {
                 is_listed
             };
             if !is_listed {
-                // Everything was evicted meanwhile, most likely this segment's file too.
+                // It was evicted meanwhile; with everything, most likely this segment's file too.
                 self.shared.counters.dropped(WriteDrop::Evicted);
                 continue;
             }
@@ -524,67 +532,4 @@ impl Writer {
 /// The catalog refused: to the writer that is an error of the drive.
 pub(super) fn refused(error: CatalogError) -> io::Error {
     io::Error::other(error)
-}
-
-impl Shared {
-    /// Removes the segments whose retention is over. The file goes first: a reader that still has the name finds it gone.
-    pub(super) fn expire(&self) -> io::Result<()> {
-        let now = self.clock.unix_seconds();
-        for number in self.index.expired(&self.limits, now).map_err(refused)? {
-            self.remove_file(number)?;
-            let objects = self.index.remove_segment(number, &mut |_| {}).map_err(refused)?;
-            self.counters.segment_expired(objects);
-            tracing::debug!(number, objects, "a segment left after its retention");
-        }
-        Ok(())
-    }
-
-    /// Whether there is room for a whole segment, after what is too old and, if it must be, segments of other layouts
-    /// have left. Nothing that was promised ever makes room.
-    fn make_room(&self) -> io::Result<bool> {
-        self.expire()?;
-        let bytes_max = self.config.bytes_max - self.config.segment_bytes;
-        while bytes_max < self.index.catalog().file_bytes() {
-            let Some(number) = self.index.oldest_foreign() else {
-                return Ok(false);
-            };
-            self.remove_early(number)?;
-        }
-        Ok(true)
-    }
-
-    /// Removes segments until all files together take at most `bytes_max` bytes, those of other layouts first, then the
-    /// oldest ones: the disk is smaller than it was at the last start.
-    pub(super) fn shrink(&self, bytes_max: u64, spared: Option<u64>) -> io::Result<()> {
-        while bytes_max < self.index.catalog().file_bytes() {
-            let segments = self.index.catalog().segments();
-            let mut numbers = segments.iter().map(|(number, _)| *number);
-            let oldest = numbers.find(|number| Some(*number) != spared);
-            let Some(number) = self.index.oldest_foreign().or(oldest) else {
-                return Ok(());
-            };
-            self.remove_early(number)?;
-        }
-        Ok(())
-    }
-
-    fn remove_early(&self, number: u64) -> io::Result<()> {
-        self.remove_file(number)?;
-        let (now, mut early) = (self.clock.unix_seconds(), 0);
-        let removed = self.index.remove_segment(number, &mut |entry| {
-            early += usize::from(!self.limits.is_over(entry.written_unix_seconds, now));
-        });
-        let objects = removed.map_err(refused)?;
-        self.counters.segment_dropped(objects, early);
-        tracing::debug!(number, objects, early, "a segment was removed to make room");
-        Ok(())
-    }
-
-    /// Removes the file of a segment; one that is gone already is no error.
-    pub(super) fn remove_file(&self, number: u64) -> io::Result<()> {
-        match fs::remove_file(segment::path(&self.config.folder, number)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
-        }
-    }
 }

@@ -18,12 +18,13 @@ use crossbeam_channel::{Receiver, Sender, bounded, never};
 use parking_lot::Mutex;
 use shared::{
     BlockName, Descriptor, Flow, Found, Generation, LocateEvent, Location, Miss, ObjectKey,
-    ObjectKind, RequestContext, Sink, Timestamp,
+    ObjectKind, RequestContext, Sink, TenantTag, Timestamp,
 };
 
-use super::Pools;
+use super::owners::Owners;
 use super::stats::{Counters, count};
-use crate::disk::{DiskRead, DiskReadDone, DiskTier, Taken};
+use super::{Common, Pools};
+use crate::disk::{DiskRead, DiskReadDone, DiskTier, Put, Taken};
 use crate::pool::SealedSlot;
 use crate::recent::Recent;
 
@@ -76,9 +77,10 @@ pub(super) fn release(pins: &Mutex<Pins>) {
 pub(super) struct Lookups {
     pools: Pools,
     counters: Arc<Counters>,
+    owners: Arc<Mutex<Owners>>,
     disk: Option<Disk>,
     /// Who waits for each block being read. At most `reads_max` blocks.
-    reading: HashMap<BlockName, Vec<Place>>,
+    reading: HashMap<BlockName, Reading>,
     /// By number, so by age: all wait equally long. At most `onboard_lookups_max`.
     pending: BTreeMap<u64, Pending>,
     number_next: u64,
@@ -110,6 +112,13 @@ struct Disk {
     writes_max: usize,
 }
 
+/// A block that is being read.
+struct Reading {
+    places: Vec<Place>,
+    /// Its number among what began: tells whether its tenant was evicted since.
+    began: u64,
+}
+
 /// One key of a lookup.
 #[derive(Clone, Copy)]
 struct Place {
@@ -130,10 +139,10 @@ struct Pending {
 impl Lookups {
     /// The lookups, and where the answers of the disk arrive, to be handed to [`Lookups::settle`].
     pub(super) fn new(
-        pools: Pools,
-        counters: Arc<Counters>,
+        common: Common,
         disk: Option<Arc<DiskTier>>,
     ) -> (Self, Receiver<DiskReadDone>) {
+        let Common { pools, counters, owners } = common;
         let (disk, answers) = match disk {
             None => (None, never()),
             Some(tier) => {
@@ -149,6 +158,7 @@ impl Lookups {
             kept: Recent::new(remembered),
             pools,
             counters,
+            owners,
             disk,
             reading: HashMap::new(),
             pending: BTreeMap::new(),
@@ -244,10 +254,12 @@ impl Lookups {
     /// A read from disk came back: seals the block and gives it to all lookups that wait for it.
     pub(super) fn settle(&mut self, done: DiskReadDone) {
         let name = done.name;
-        let sealed = self.seal(done);
+        let Reading { places, began } =
+            self.reading.remove(&name).unwrap_or(Reading { places: Vec::new(), began: 0 });
+        let sealed = self.seal(done, began);
         self.kept.put(name, if sealed.is_some() { Kept::Drive } else { Kept::Damaged });
         self.keep(sealed.iter());
-        for place in self.reading.remove(&name).unwrap_or_default() {
+        for place in places {
             let Some(pending) = self.pending.get_mut(&place.lookup) else {
                 continue;
             };
@@ -271,10 +283,10 @@ impl Lookups {
     }
 
     /// Queues a block for the disk, unless it is there.
-    pub(super) fn write_behind(&mut self, block: SealedSlot) {
+    pub(super) fn write_behind(&mut self, block: SealedSlot, tenant: TenantTag) {
         let name = block.name();
         let kept = match &self.disk {
-            Some(disk) => Kept::from(disk.tier.store(block, disk.writes_max)),
+            Some(disk) => Kept::from(disk.tier.store(Put { block, tenant }, disk.writes_max)),
             None => Kept::Memory,
         };
         self.kept.put(name, kept);
@@ -308,8 +320,11 @@ impl Lookups {
         let blocks = found.filter(|slot| slot.descriptor().key.kind == ObjectKind::Block);
         let names = blocks.clone().map(|block| block.descriptor().key.name);
         for (block, wanted) in blocks.zip(disk.tier.wants(names)) {
-            if wanted {
-                let taken = disk.tier.keep(block.clone(), disk.writes_max);
+            // One without an owner was evicted with its tenant, and is only held by who found it before.
+            let tenant = if wanted { self.owners.lock().of(&block.descriptor()) } else { None };
+            if let Some(tenant) = tenant {
+                let put = Put { block: block.clone(), tenant };
+                let taken = disk.tier.keep(put, disk.writes_max);
                 self.kept.put(block.name(), Kept::from(taken));
             }
         }
@@ -351,14 +366,15 @@ impl Lookups {
         let mut waiting = 0;
         for (key, name) in missing.iter().copied() {
             let place = Place { lookup, key };
-            if let Some(places) = self.reading.get_mut(&name) {
+            if let Some(Reading { places, .. }) = self.reading.get_mut(&name) {
                 // Lookups that were answered late wait no more; a drive that hangs must not let their places pile up.
                 let pending = &self.pending;
                 places
                     .retain(|place| place.lookup == lookup || pending.contains_key(&place.lookup));
                 places.push(place);
             } else if disk.begin(&self.pools, name, self.reading.len()) {
-                self.reading.insert(name, vec![place]);
+                let began = self.owners.lock().begin();
+                self.reading.insert(name, Reading { places: vec![place], began });
             } else {
                 count(&self.counters.onboard_refused, 1);
                 continue;
@@ -374,13 +390,14 @@ impl Lookups {
         {
             self.trial_at = now.after(TRIAL_INTERVAL);
             if disk.begin(&self.pools, *name, 0) {
-                self.reading.insert(*name, Vec::new());
+                let began = self.owners.lock().begin();
+                self.reading.insert(*name, Reading { places: Vec::new(), began });
             }
         }
         waiting
     }
 
-    fn seal(&self, done: DiskReadDone) -> Option<SealedSlot> {
+    fn seal(&self, done: DiskReadDone, began: u64) -> Option<SealedSlot> {
         let DiskReadDone { name, target, result } = done;
         let found = result.ok()?;
         let location =
@@ -388,7 +405,17 @@ impl Lookups {
         let key = ObjectKey { kind: ObjectKind::Block, name };
         let (bytes, checksum, exact) = (found.bytes, found.checksum, found.exact);
         let source = Descriptor { key, location, bytes, checksum, exact };
+        let mut owners = self.owners.lock();
+        if owners.is_lost(found.tenant, began) {
+            return None;
+        }
+        let slot = target.index();
         let sealed = self.pools.blocks.seal_read(target, &source).ok()?;
+        if sealed.index() == slot {
+            owners.store(sealed.descriptor(), found.tenant);
+            // It is pinned: others of its tenant make room for it, as far as nobody holds them.
+            owners.make_room(found.tenant, 0);
+        }
         count(&self.counters.onboarded, 1);
         Some(sealed)
     }

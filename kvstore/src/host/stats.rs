@@ -25,6 +25,12 @@ pub struct HostStats {
     pub dropped_late: u64,
     /// Offers whose bytes failed their checksum or did not fit. Always 0 unless memory, a link or a peer is at fault.
     pub dropped_corrupt: u64,
+    /// Offers not taken because their tenant has as many bytes here as it may have, all of them in use.
+    pub dropped_quota: u64,
+    /// Offers not taken because their tenant was evicted meanwhile.
+    pub dropped_evicted: u64,
+    /// Tenants that have objects here. As many as objects at most.
+    pub tenants: u64,
     /// Offers withdrawn before they were read.
     pub withdrawn: u64,
     /// Keys found by lookups.
@@ -65,6 +71,8 @@ pub(super) enum DropReason {
     Gone,
     Late,
     Corrupt,
+    Quota,
+    Evicted,
 }
 
 /// The counters, written by the tier's thread and its callers.
@@ -78,6 +86,8 @@ pub(super) struct Counters {
     dropped_gone: AtomicU64,
     dropped_late: AtomicU64,
     dropped_corrupt: AtomicU64,
+    dropped_quota: AtomicU64,
+    dropped_evicted: AtomicU64,
     pub(super) withdrawn: AtomicU64,
     pub(super) hits: AtomicU64,
     pub(super) misses: AtomicU64,
@@ -102,6 +112,8 @@ impl Counters {
             DropReason::Gone => &self.dropped_gone,
             DropReason::Late => &self.dropped_late,
             DropReason::Corrupt => &self.dropped_corrupt,
+            DropReason::Quota => &self.dropped_quota,
+            DropReason::Evicted => &self.dropped_evicted,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
@@ -124,6 +136,9 @@ impl Counters {
             dropped_gone: read(&self.dropped_gone),
             dropped_late: read(&self.dropped_late),
             dropped_corrupt: read(&self.dropped_corrupt),
+            dropped_quota: read(&self.dropped_quota),
+            dropped_evicted: read(&self.dropped_evicted),
+            tenants: 0,
             withdrawn: read(&self.withdrawn),
             hits: read(&self.hits),
             misses: read(&self.misses),
@@ -161,6 +176,6 @@ pub(super) fn count(counter: &AtomicU64, by: usize) {
     counter.fetch_add(wide(by), Ordering::Relaxed);
 }
 
-fn wide(count: usize) -> u64 {
+pub(super) fn wide(count: usize) -> u64 {
     u64::try_from(count).expect("usize has at most 64 bits on every supported target")
 }

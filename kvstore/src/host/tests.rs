@@ -59,6 +59,7 @@ impl Rig {
         let tier = HostTier::start(
             &config,
             HostWiring {
+                quotas: Arc::default(),
                 block_slot_bytes: SLOT_BYTES,
                 window_slot_bytes: SLOT_BYTES,
                 block_region: RegionId(10),
@@ -542,6 +543,7 @@ fn changes_name_blocks_only() {
 fn settings_out_of_range_are_refused_by_name() {
     let start = |config: HostTierConfig| {
         let wiring = HostWiring {
+            quotas: Arc::default(),
             block_slot_bytes: SLOT_BYTES,
             window_slot_bytes: SLOT_BYTES,
             block_region: RegionId(10),

@@ -7,22 +7,25 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
+use parking_lot::Mutex;
 use shared::{
     BlockName, Clock, Descriptor, Flow, ObjectKey, ObjectKind, OfferEvent, OfferOutcome,
     RequestContext, Sink, Timestamp,
 };
 
 use super::lookups::{BlockPlace, Lookup, Lookups};
+use super::owners::Owners;
 use super::stats::{Counters, DropReason, count};
 use super::windows::WindowAges;
-use super::{HostTierConfig, HostWiring, Pools};
+use super::{Common, HostTierConfig, HostWiring, Pools};
 use crate::disk::DiskReadDone;
+use crate::pool::SealedSlot;
 use crate::transport::{ReadDone, ReadRequest, Transport};
 
 /// What callers ask of the thread.
 pub(super) enum Command {
     Locate(Lookup),
-    Offer(Offer),
+    Offer(Box<Offer>),
     /// Where these blocks are.
     Places(Vec<BlockName>, Box<dyn FnOnce(Vec<BlockPlace>) + Send>),
 }
@@ -34,6 +37,8 @@ pub(super) struct Offer {
     pub(super) sink: Box<dyn Sink<OfferEvent>>,
     pub(super) waiting: Waiting,
     pub(super) withdrawn: Arc<AtomicBool>,
+    /// Its number among what began: tells whether its tenant was evicted since.
+    pub(super) began: u64,
 }
 
 /// A share of the bound on offered objects; given back on drop.
@@ -77,6 +82,7 @@ pub(super) struct Worker {
     transport: Arc<dyn Transport>,
     clock: Arc<dyn Clock>,
     counters: Arc<Counters>,
+    owners: Arc<Mutex<Owners>>,
     commands: Receiver<Command>,
     /// Offers taken from the channel while another one was being read. Bounded by the count of [`Waiting`] objects.
     /// Offers whose turn has not come, and when their time is over.
@@ -112,11 +118,11 @@ impl Worker {
     pub(super) fn new(
         config: &HostTierConfig,
         wiring: HostWiring,
-        pools: Pools,
-        counters: Arc<Counters>,
+        common: Common,
         commands: Receiver<Command>,
     ) -> Self {
-        let (lookups, onboarded) = Lookups::new(pools.clone(), Arc::clone(&counters), wiring.disk);
+        let (lookups, onboarded) = Lookups::new(common.clone(), wiring.disk);
+        let Common { pools, counters, owners } = common;
         Self {
             ages: WindowAges::new(pools.windows.total(), config.window_ttl),
             lookups,
@@ -125,6 +131,7 @@ impl Worker {
             transport: wiring.transport,
             clock: wiring.clock,
             counters,
+            owners,
             commands,
             backlog: VecDeque::new(),
             batch_max: config.batch_max,
@@ -151,7 +158,7 @@ impl Worker {
             Command::Places(names, told) => told(self.lookups.places(&names)),
             Command::Offer(offer) => {
                 let until = self.clock.now().after(self.offer_wait_max);
-                self.backlog.push_back((until, offer));
+                self.backlog.push_back((until, *offer));
             }
         }
     }
@@ -220,15 +227,20 @@ impl Worker {
     /// Answers what is held or has no room, and prepares reads for the rest.
     fn choose(&mut self, chunk: &[Descriptor], offer: &mut Offer) -> (Vec<ReadRequest>, Flow) {
         let mut reads: Vec<ReadRequest> = Vec::with_capacity(chunk.len());
+        let mut bytes = 0;
         for source in chunk {
             let pool = self.pools.of(source.key.kind);
             let outcome = if pool.contains(source.key.name) {
                 self.counters.already_held.fetch_add(1, Ordering::Relaxed);
                 self.lookups.write_again(source.key);
                 OfferOutcome::AlreadyHeld
+            } else if let Err(reason) = self.admit(source, bytes, offer) {
+                self.counters.dropped(reason);
+                OfferOutcome::Dropped
             } else {
                 match pool.reserve(1).map(|mut slots| slots.pop()) {
                     Ok(Some(target)) => {
+                        bytes += u64::from(source.bytes);
                         reads.push(ReadRequest { source: *source, target });
                         continue;
                     }
@@ -243,6 +255,17 @@ impl Worker {
             }
         }
         (reads, Flow::Open)
+    }
+
+    /// Whether an object may be read for its tenant, beside `pending` bytes that are about to be read for it.
+    fn admit(&self, source: &Descriptor, pending: u64, offer: &Offer) -> Result<(), DropReason> {
+        let tenant = offer.context.tenant;
+        let mut owners = self.owners.lock();
+        if owners.is_lost(tenant, offer.began) {
+            return Err(DropReason::Evicted);
+        }
+        let room = owners.make_room(tenant, pending + u64::from(source.bytes));
+        room.then_some(()).ok_or(DropReason::Quota)
     }
 
     /// Waits for the reads of one chunk, answering lookups meanwhile.
@@ -296,14 +319,7 @@ impl Worker {
                 self.counters.already_held.fetch_add(1, Ordering::Relaxed);
                 OfferOutcome::AlreadyHeld
             }
-            Ok(sealed) => {
-                self.counters.stored(source.bytes);
-                match source.key.kind {
-                    ObjectKind::Window => self.ages.touch(sealed.descriptor(), self.clock.now()),
-                    ObjectKind::Block => self.lookups.write_behind(sealed),
-                }
-                OfferOutcome::Stored
-            }
+            Ok(sealed) => self.keep(sealed, offer),
             Err(error) => {
                 tracing::debug!(
                     request = %offer.context.id, name = %source.key.name, %error,
@@ -314,6 +330,26 @@ impl Worker {
             }
         };
         offer.sink.emit(OfferEvent { key: source.key, outcome })
+    }
+
+    /// An object was stored, unless its tenant was evicted while it was read.
+    fn keep(&mut self, sealed: SealedSlot, offer: &Offer) -> OfferOutcome {
+        let (object, tenant) = (sealed.descriptor(), offer.context.tenant);
+        {
+            let mut owners = self.owners.lock();
+            if owners.is_lost(tenant, offer.began) {
+                self.pools.of(object.key.kind).forget(&object);
+                self.counters.dropped(DropReason::Evicted);
+                return OfferOutcome::Dropped;
+            }
+            owners.store(object, tenant);
+        }
+        self.counters.stored(object.bytes);
+        match object.key.kind {
+            ObjectKind::Window => self.ages.touch(object, self.clock.now()),
+            ObjectKind::Block => self.lookups.write_behind(sealed, tenant),
+        }
+        OfferOutcome::Stored
     }
 
     /// Ends an offer that was not read in time.

@@ -177,6 +177,14 @@ impl State {
         }
     }
 
+    /// Whether nobody holds a sealed slot.
+    pub(super) fn is_idle(&self, index: SlotIndex) -> bool {
+        let Phase::Sealed(sealed) = &self.slots[index.index()].phase else {
+            return false;
+        };
+        sealed.pins == 0 && sealed.reads == 0
+    }
+
     /// Takes the name from a sealed slot; false when it has none any more.
     pub(super) fn forget(&mut self, index: SlotIndex) -> bool {
         let Phase::Sealed(sealed) = &mut self.slots[index.index()].phase else {

@@ -28,7 +28,7 @@ use crate::testing::{Generator, name};
 
 /// Kills of one run, issue 4's least number. A long run raises it, and `LANES` with it.
 const KILLS: u64 = 300;
-/// Folders, each with kills of its own, all at once: most of a kill is waiting for the drive. Each start checks all of its
+/// Folders, every other one encrypted, each with kills of its own, all at once: most of a kill is waiting for the drive. Each start checks all of its
 /// folder, so a folder must not grow without end.
 const LANES: u64 = 6;
 /// Blocks one child writes at most, should nobody kill it.
@@ -47,29 +47,39 @@ struct Order {
     /// Numbers from here on were never written.
     next: u64,
     acknowledged: BTreeSet<u64>,
+    /// Whether blocks are encrypted.
+    sealed: bool,
 }
 
 impl Order {
     fn text(&self) -> String {
         let numbers: Vec<String> = self.acknowledged.iter().map(u64::to_string).collect();
         let folder = self.folder.display();
-        format!("{folder}\n{}\n{}\n{}\n", self.seed, self.next, numbers.join(" "))
+        format!(
+            "{folder}\n{}\n{}\n{}\n{}\n",
+            self.seed,
+            self.next,
+            u64::from(self.sealed),
+            numbers.join(" ")
+        )
     }
 
     fn parse(text: &str) -> Self {
         let mut lines = text.lines();
         let folder = PathBuf::from(lines.next().unwrap());
         let mut number = || lines.next().unwrap().parse().unwrap();
-        let (seed, next) = (number(), number());
+        let (seed, next, sealed) = (number(), number(), number() == 1);
         let acknowledged = lines.next().unwrap().split_whitespace();
         let acknowledged = acknowledged.map(|number| number.parse().unwrap()).collect();
-        Self { folder, seed, next, acknowledged }
+        Self { folder, seed, next, acknowledged, sealed }
     }
 }
 
 /// Small segments, so that kills meet the seal and the beginning of files too; room for everything, so that nothing
 /// leaves by the bound on bytes.
-fn open(folder: &Path, sync_ms: u64, io: DiskIo) -> (Rig, Arc<DiskTier>) {
+fn open(order: &Order, sync_ms: u64, io: DiskIo) -> (Rig, Arc<DiskTier>) {
+    let folder = &order.folder;
+    let tenant_keys = if order.sealed { folder.join("keys") } else { PathBuf::new() };
     let disk = DiskConfig {
         bytes_max: 1 << 30,
         segment_bytes: 1 << 16,
@@ -78,7 +88,8 @@ fn open(folder: &Path, sync_ms: u64, io: DiskIo) -> (Rig, Arc<DiskTier>) {
         sync_ms,
         reads_max: 32,
         onboard_ms_max: 60_000,
-        ..DiskConfig::in_folder(folder.to_owned())
+        tenant_keys,
+        ..DiskConfig::in_folder(folder.clone())
     };
     let wiring = wiring(&Arc::new(ManualClock::new()));
     let drive = |_: &Path| -> Arc<dyn Drive> { Arc::new(SystemDrive::of(io)) };
@@ -106,7 +117,7 @@ fn a_child_of_the_kill_loop_checks_and_writes() {
     let mut generator = Generator(order.seed);
     let sync_ms = [0, 60_000][generator.below(2)];
     let io = [DiskIo::RingDirect, DiskIo::Threads][generator.below(2)];
-    let (rig, disk) = open(&order.folder, sync_ms, io);
+    let (rig, disk) = open(&order, sync_ms, io);
     check(&rig, &order);
     println!("\nchecked");
     let mut next = order.next;
@@ -211,13 +222,14 @@ impl Watcher for Findings {
 
 /// Kills one child after the other over one folder, checks it in the end, and says how many blocks were acknowledged and
 /// how many kills came before a first block.
-fn lane(first_seed: u64) -> (usize, u64) {
+fn lane(first_seed: u64, sealed: bool) -> (usize, u64) {
     let folder = Folder::new();
     let mut order = Order {
         folder: folder.path().to_owned(),
         seed: first_seed,
         next: 0,
         acknowledged: BTreeSet::new(),
+        sealed,
     };
     let mut early = 0;
     for seed in first_seed..first_seed + KILLS / LANES {
@@ -241,7 +253,7 @@ fn lane(first_seed: u64) -> (usize, u64) {
     }
     // What the last child wrote and never said is checked too.
     order.next += 100;
-    check(&open(&order.folder, 0, DiskIo::RingDirect).0, &order);
+    check(&open(&order, 0, DiskIo::RingDirect).0, &order);
     check_files(&order);
     (order.acknowledged.len(), early)
 }
@@ -252,7 +264,7 @@ fn killed_stores_lose_nothing_acknowledged_and_serve_no_wrong_byte() {
     println!("{KILLS} kills in {LANES} folders, seeds from {seed} on");
     let totals: Vec<(usize, u64)> = thread::scope(|scope| {
         let lanes: Vec<_> = (0..LANES)
-            .map(|number| scope.spawn(move || lane(seed + number * KILLS / LANES)))
+            .map(|number| scope.spawn(move || lane(seed + number * KILLS / LANES, number % 2 == 1)))
             .collect();
         lanes.into_iter().map(|lane| lane.join().expect("the failure is printed above")).collect()
     });

@@ -7,12 +7,13 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, unbounded};
 use shared::{
     BlockName, BlockStore, Clock, Descriptor, Flow, LocateEvent, ManualClock, ObjectKey,
-    ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, Ticket,
+    ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, TenantTag, Ticket,
 };
 
 use crate::disk::DiskTier;
 use crate::host::{HostTier, HostTierConfig, HostWiring};
 use crate::pool::{Pool, Seal, SealedSlot};
+use crate::tenants::TenantQuotas;
 use crate::testing::{SLOT_BYTES, asked, bytes_of, name, next, offers, payload, pool_of};
 use crate::transport::{LocalTransport, LocalTransportConfig, ReadDone, ReadRequest, Transport};
 
@@ -41,10 +42,21 @@ impl Rig {
         config: HostTierConfig,
         decorate: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport>,
     ) -> Self {
+        Self::bounded(disk, config, Arc::default(), decorate)
+    }
+
+    /// The same with quotas.
+    pub(super) fn bounded(
+        disk: Option<Arc<DiskTier>>,
+        config: HostTierConfig,
+        quotas: Arc<TenantQuotas>,
+        decorate: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport>,
+    ) -> Self {
         let transport = LocalTransport::start(LocalTransportConfig { queue_max: 64 }).unwrap();
         let transport = Arc::new(transport);
         let clock = Arc::new(ManualClock::new());
         let wiring = HostWiring {
+            quotas,
             block_slot_bytes: SLOT_BYTES,
             window_slot_bytes: SLOT_BYTES,
             block_region: RegionId(10),
@@ -81,8 +93,13 @@ impl Rig {
 
     /// Offers and waits for all answers. Each object is answered once; what is held already is answered first.
     pub(super) fn offer(&self, objects: &[Descriptor]) -> Vec<OfferOutcome> {
+        self.offer_for(TenantTag::NONE, objects)
+    }
+
+    pub(super) fn offer_for(&self, tenant: TenantTag, objects: &[Descriptor]) -> Vec<OfferOutcome> {
         let (sink, events) = sending();
-        let _ticket = self.tier.offer(RequestContext::NONE, offers(objects), sink);
+        let context = RequestContext { tenant, ..RequestContext::NONE };
+        let _ticket = self.tier.offer(context, offers(objects), sink);
         let answer = |_: &Descriptor| -> (ObjectKey, OfferOutcome) {
             let OfferEvent { key, outcome } = next(&events);
             (key, outcome)
@@ -93,10 +110,18 @@ impl Rig {
 
     /// Offers the first version of blocks and lets go of them.
     pub(super) fn store(&self, numbers: impl IntoIterator<Item = u64>) -> Vec<OfferOutcome> {
+        self.store_for(TenantTag::NONE, numbers)
+    }
+
+    pub(super) fn store_for(
+        &self,
+        tenant: TenantTag,
+        numbers: impl IntoIterator<Item = u64>,
+    ) -> Vec<OfferOutcome> {
         let held: Vec<SealedSlot> =
             numbers.into_iter().map(|number| self.compute(block(number), 0)).collect();
         let objects: Vec<Descriptor> = held.iter().map(SealedSlot::descriptor).collect();
-        self.offer(&objects)
+        self.offer_for(tenant, &objects)
     }
 
     pub(super) fn locate(&self, keys: &[ObjectKey]) -> (Ticket, Vec<Option<Descriptor>>) {

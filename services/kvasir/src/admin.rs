@@ -16,10 +16,10 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::Json;
 use axum::routing::{get, post};
 use gateway::{Gateway, MetricsProvider};
-use kvstore::{BlockFate, PoolAudit, StartRecord};
+use kvstore::{BlockFate, EvictError, PoolAudit, StartRecord};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use shared::RequestId;
+use shared::{RequestId, TenantId, TenantTag};
 
 use crate::wiring::{Cluster, NamedPool};
 
@@ -43,6 +43,8 @@ pub(crate) struct Observed {
     pub(crate) prefill_loaded_share: Option<f64>,
     /// Drops what is on its drive, and says how many blocks that were.
     pub(crate) evict_disk: Option<Count>,
+    /// Drops what its store has of a tenant, in memory and on the drive, and says how many names that were. Blocks.
+    pub(crate) evict_tenant: Option<EvictTenant>,
     /// Whether the role's own thread still runs; `/healthz` says so.
     pub(crate) is_running: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
     /// How its workers started a request, as far as they remember.
@@ -55,6 +57,9 @@ pub(crate) struct Observed {
 
 /// Tells the starts of a request.
 pub(crate) type Starts = Arc<dyn Fn(RequestId) -> Vec<StartRecord> + Send + Sync>;
+
+/// Drops what is a tenant's.
+pub(crate) type EvictTenant = Arc<dyn Fn(TenantTag) -> Result<usize, EvictError> + Send + Sync>;
 
 /// Counts something now.
 pub(crate) type Count = Arc<dyn Fn() -> usize + Send + Sync>;
@@ -71,6 +76,7 @@ impl Observed {
         let figures = Arc::clone(cluster);
         let busy = Arc::clone(cluster);
         let (of_prefill, of_decode) = (Arc::clone(cluster), Arc::clone(cluster));
+        let of_store = Arc::clone(cluster);
         let prefill: Starts = Arc::new(move |id| of_prefill.prefill().starts_of(id));
         let decode: Starts = Arc::new(move |id| of_decode.decode().starts_of(id));
         Self {
@@ -81,6 +87,7 @@ impl Observed {
             })],
             prefill_loaded_share: Some(cluster.prefill_loaded_share().with_tables),
             evict_disk: None,
+            evict_tenant: Some(Arc::new(move |tenant| of_store.store().evict_tenant(tenant))),
             is_running: None,
             starts: vec![("prefill".to_owned(), prefill), ("decode".to_owned(), decode)],
             places: None,
@@ -121,10 +128,13 @@ enum EvictTier {
 #[serde(deny_unknown_fields)]
 struct EvictQuery {
     tier: EvictTier,
+    /// The tenant's name: only what a store has of it, in all of its tiers.
+    tenant: Option<String>,
 }
 
 /// The admin routes of a process: health, `/metrics`, `GET /debug/audit`, `GET /debug/members`, `GET /debug/starts/{id}`,
-/// `POST /debug/blocks`, `POST /debug/cache/evict?tier=device|host|disk|all`.
+/// `POST /debug/blocks`, `POST /debug/cache/evict?tier=device|host|disk|all`,
+/// `POST /debug/cache/evict?tier=all&tenant=NAME`.
 pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
     let observed = Arc::new(observed);
     let figures = Arc::clone(&observed);
@@ -242,12 +252,45 @@ fn pool_json(audit: PoolAudit) -> Value {
     })
 }
 
+/// What evictions answer: how many objects left, or why not.
+type Evicted = (StatusCode, Json<Value>);
+
+async fn evict(State(operated): State<Operated>, Query(query): Query<EvictQuery>) -> Evicted {
+    match query.tenant {
+        Some(name) => evict_tenant(&operated.observed, query.tier, name).await,
+        None => (StatusCode::OK, evict_tier(&operated.observed, query.tier)),
+    }
+}
+
+/// Drops what is a tenant's. The thread of the request waits meanwhile, so that is left to another one.
+async fn evict_tenant(observed: &Observed, tier: EvictTier, name: String) -> Evicted {
+    let refused = |status, text: &str| (status, Json(json!({"error": text})));
+    if tier != EvictTier::All {
+        return refused(StatusCode::BAD_REQUEST, "a tenant leaves all tiers: say tier=all");
+    }
+    let Some(evict) = observed.evict_tenant.clone() else {
+        let text = "this process has no store; ask the admin listeners of the store nodes";
+        return refused(StatusCode::NOT_FOUND, text);
+    };
+    let tenant = TenantId(name.into()).tag();
+    match tokio::task::spawn_blocking(move || evict(tenant)).await {
+        Ok(Ok(evicted)) => {
+            tracing::info!(%tenant, evicted, "a tenant was evicted by an operator");
+            (StatusCode::OK, Json(json!({"evicted": evicted, "tenant": tenant.to_string()})))
+        }
+        Ok(Err(error)) => {
+            tracing::error!(%tenant, %error, "a tenant was not evicted");
+            refused(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string())
+        }
+        Err(_) => refused(StatusCode::INTERNAL_SERVER_ERROR, "the eviction broke off; try again"),
+    }
+}
+
 /// Drops every cached copy of a tier that nobody holds. What is in use stays.
-async fn evict(State(operated): State<Operated>, Query(query): Query<EvictQuery>) -> Json<Value> {
-    let observed = &operated.observed;
+fn evict_tier(observed: &Observed, tier: EvictTier) -> Json<Value> {
     let chosen = |name: &str| {
         let host = name.starts_with("store_");
-        match query.tier {
+        match tier {
             EvictTier::Device => !host,
             EvictTier::Host => host,
             EvictTier::Disk => false,
@@ -256,9 +299,9 @@ async fn evict(State(operated): State<Operated>, Query(query): Query<EvictQuery>
     };
     let pools = observed.pools.iter().filter(|named| chosen(named.name));
     let mut evicted: usize = pools.map(|named| named.pool.evict_all()).sum();
-    if let (Some(disk), EvictTier::Disk | EvictTier::All) = (&observed.evict_disk, query.tier) {
+    if let (Some(disk), EvictTier::Disk | EvictTier::All) = (&observed.evict_disk, tier) {
         evicted += disk();
     }
-    tracing::info!(tier = ?query.tier, evicted, "cache evicted by an operator");
+    tracing::info!(?tier, evicted, "cache evicted by an operator");
     Json(json!({"evicted": evicted}))
 }

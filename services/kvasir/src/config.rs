@@ -8,6 +8,7 @@ mod reader;
 pub(crate) mod show;
 mod stores;
 mod tables;
+mod tenants;
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,6 +25,7 @@ use shared::StartGeometry;
 
 pub use cluster::{ClusterConfig, MemberConfig};
 pub use stores::StoresConfig;
+pub use tenants::{TenantLimit, TenantsConfig};
 
 use crate::cli::ArithChoice;
 use crate::telemetry::TelemetryConfig;
@@ -59,6 +61,8 @@ pub struct Config {
     pub disk: DiskConfig,
     /// How objects spread over the store nodes, as workers see them.
     pub stores: StoresConfig,
+    /// How much each tenant may keep in a store node.
+    pub tenants: TenantsConfig,
     /// Reads between pools, of this process and of others.
     pub transport: PeerTransportConfig,
     /// Traces and log lines by OTLP.
@@ -124,6 +128,7 @@ impl Default for Config {
             store: HostTierConfig::DEFAULT,
             disk: DiskConfig::in_folder(PathBuf::new()),
             stores: StoresConfig::default(),
+            tenants: TenantsConfig::default(),
             transport: PeerTransportConfig::DEFAULT,
             telemetry: TelemetryConfig::default(),
         }
@@ -141,6 +146,10 @@ impl Config {
         let parsed = Self::parse(&text).with_context(|| format!("{shown} is no configuration"));
         let mut config = parsed?;
         config.cluster.resolve(path);
+        let keys = &mut config.disk.tenant_keys;
+        if let (false, Some(folder)) = (keys.as_os_str().is_empty(), path.parent()) {
+            *keys = folder.join(&*keys);
+        }
         if let (Some(secret), Some(folder)) =
             (&mut config.server.cluster_secret_file, path.parent())
         {
@@ -169,12 +178,13 @@ impl Config {
         tables::store(table("store")?, &mut config.store)?;
         tables::disk(table("disk")?, &mut config.disk)?;
         config.stores = table("stores")?.try_into().context("[stores]")?;
+        config.tenants = table("tenants")?.try_into().context("[tenants]")?;
         tables::transport(table("transport")?, &mut config.transport)?;
         config.telemetry = table("telemetry")?.try_into().context("[telemetry]")?;
         config.router = table("router")?;
         if let Some(name) = tables.keys().next() {
             bail!(
-                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, stores, transport, telemetry"
+                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, stores, tenants, transport, telemetry"
             );
         }
         config.check()?;
@@ -247,6 +257,7 @@ impl Config {
         // Any size of block shows wrong values; the model's own comes later.
         self.disk.check(1).context("[disk]")?;
         self.stores.check()?;
+        self.tenants.check()?;
         self.transport.check().context("[transport]")?;
         self.cluster.check()?;
         self.telemetry.check()?;

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{ArgGroup, Args, Subcommand};
-use shared::{BlockName, Clock, RequestId};
+use shared::{BlockName, Clock, RequestId, TenantTag};
 
 use crate::console::Console;
 
@@ -32,13 +32,13 @@ pub(crate) enum KvCommand {
     /// Show every copy of a block, which one counts, and whether it is intact.
     Inspect(InspectArgs),
     /// Show what the bytes are spent on: states, ages, live and superseded blocks, padding.
-    Du(FolderArgs),
+    Du(DuArgs),
     /// Check headers, seals, tables and every payload. The catalog too, when the store is stopped; it cannot be started
     /// meanwhile. Exit status 1 when there is damage.
     Fsck(FsckArgs),
     /// Check every payload at a bounded rate; one line at the end. Exit status 1 when there is damage.
     Scrub(ScrubArgs),
-    /// Remove segments of a store that is stopped.
+    /// Remove segments of a store that is stopped, or all blocks of one tenant.
     Evict(EvictArgs),
     /// Say why each block of a request was cached or not, as its workers remember it, or where the blocks of a prompt are.
     Explain(ExplainArgs),
@@ -49,6 +49,22 @@ pub(crate) enum KvCommand {
 }
 
 /// Options of `kvasir kv du`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DuArgs {
+    #[command(flatten)]
+    of: FolderArgs,
+    /// A line for each tenant's tag instead.
+    #[arg(long)]
+    tenants: bool,
+    /// Tags above this one, 16 hex digits: the last one of the page before.
+    #[arg(long, requires = "tenants", value_parser = tenant_tag)]
+    after: Option<TenantTag>,
+    /// Tags at most.
+    #[arg(long, requires = "tenants", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    page: u32,
+}
+
+/// Options of `kvasir kv rebuild`, and part of others.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FolderArgs {
     /// The folder of the segment files: `disk` of the member in the cluster's file.
@@ -108,9 +124,25 @@ pub(crate) struct ScrubArgs {
 /// Options of `kvasir kv evict`.
 #[derive(Clone, Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true))]
+#[command(group = ArgGroup::new("where").required(true))]
 pub(crate) struct EvictArgs {
-    #[command(flatten)]
-    of: FolderArgs,
+    /// The folder of the segment files of a store that is stopped.
+    #[arg(group = "where")]
+    folder: Option<PathBuf>,
+    /// Admin listeners of running store nodes, for example http://127.0.0.1:9103; once per node, with --tenant alone.
+    #[arg(long, group = "where", conflicts_with_all = ["all", "older_than", "segment"])]
+    admin: Vec<String>,
+    /// JSON instead of text.
+    #[arg(long)]
+    json: bool,
+    /// Every block of the tenant of this name, in memory too: none of them is found again, whatever the catalog is made from.
+    /// Its bytes leave with their segments; with keys they are unreadable at once. The memory of workers is not
+    /// looked through.
+    #[arg(long, group = "what")]
+    tenant: Option<String>,
+    /// The folder of the keys of a store that is stopped, to delete this tenant's: disk.tenant_keys, and the member's name.
+    #[arg(long, requires = "tenant", conflicts_with = "admin")]
+    tenant_keys: Option<PathBuf>,
     /// Every segment, those that cannot be read included.
     #[arg(long, group = "what")]
     all: bool,
@@ -185,7 +217,7 @@ pub(crate) fn run(
         KvCommand::Du(args) => usage::du(args, now, console).map(|()| true),
         KvCommand::Fsck(args) => check::fsck(args, clock, console),
         KvCommand::Scrub(args) => check::scrub(args, clock, console),
-        KvCommand::Evict(args) => evict::run(args, now, console).map(|()| true),
+        KvCommand::Evict(args) => evict::run(args, clock, console).map(|()| true),
         KvCommand::Explain(args) => match (&args.prompt, &args.router, args.request) {
             (Some(prompt), Some(router), _) => {
                 explain_prompt::run(args, (prompt, router), clock, console).map(|()| true)
@@ -196,6 +228,12 @@ pub(crate) fn run(
         KvCommand::Rebuild(args) => rebuild::run(args, console).map(|()| true),
         KvCommand::Plan(args) => plan::run(args, console),
     }
+}
+
+fn tenant_tag(text: &str) -> Result<TenantTag, String> {
+    let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let tag = u64::from_str_radix(text, 16).ok().filter(|_| digits);
+    tag.map(TenantTag).ok_or_else(|| "a tag has 16 hex digits".to_owned())
 }
 
 /// A name as reports write it.

@@ -240,6 +240,7 @@ fn start_store(
     clock: &Arc<dyn Clock>,
 ) -> anyhow::Result<HostTier> {
     let wiring = HostWiring {
+        quotas: config.tenants.quotas(),
         block_slot_bytes: layout.block_bytes(),
         window_slot_bytes: layout.window_bytes(),
         block_region: RegionId::of(STORE, ObjectKind::Block),

@@ -345,6 +345,7 @@ fn start_store(
         ..HostTierConfig::DEFAULT
     };
     let wiring = HostWiring {
+        quotas: Arc::default(),
         block_slot_bytes: layout.block_bytes(),
         window_slot_bytes: layout.window_bytes(),
         block_region: RegionId(1),

@@ -15,7 +15,7 @@ use kvstore::{
 use serde_json::Value;
 use shared::{
     BlockName, BlockStore, Clock, Flow, Grouped, Numerics, ObjectKind, OfferEvent, RegionId,
-    RequestContext, SlotMemory, Tier,
+    RequestContext, SlotMemory, TenantId, TenantTag, Tier,
 };
 
 use crate::process::{errors_of, run};
@@ -46,6 +46,7 @@ impl Store {
             ..DiskConfig::in_folder(folder.to_owned())
         };
         let wiring = DiskWiring {
+            quotas: Arc::default(),
             block_bytes: BLOCK_BYTES,
             layout: [7; 32],
             numerics: Numerics("cpu-exact-1".into()),
@@ -61,6 +62,7 @@ impl Store {
             ..HostTierConfig::DEFAULT
         };
         let wiring = HostWiring {
+            quotas: Arc::default(),
             block_slot_bytes: BLOCK_BYTES,
             window_slot_bytes: BLOCK_BYTES,
             block_region: RegionId(10),
@@ -82,6 +84,12 @@ impl Store {
 
     /// Stores blocks and makes them durable.
     fn write(&self, numbers: std::ops::Range<u64>) {
+        self.write_for(TenantTag::NONE, numbers);
+    }
+
+    /// The same for a tenant.
+    fn write_for(&self, tenant: TenantTag, numbers: std::ops::Range<u64>) {
+        let context = RequestContext { tenant, ..RequestContext::NONE };
         for number in numbers {
             let mut slot = self.pool.reserve(1).expect("a slot is free").remove(0);
             slot.write(&mut |bytes| bytes.copy_from_slice(&payload(number)));
@@ -91,7 +99,7 @@ impl Store {
             let sink =
                 move |event: OfferEvent| sender.send(event).map_or(Flow::Closed, |()| Flow::Open);
             let offered = vec![Grouped { item: block.descriptor(), group: name(number) }];
-            let _ticket = self.host.offer(RequestContext::NONE, offered, Box::new(sink));
+            let _ticket = self.host.offer(context, offered, Box::new(sink));
             events.recv_timeout(LONG).expect("an offer is answered");
             assert!(self.disk.flush(LONG));
         }
@@ -261,6 +269,43 @@ fn a_running_store_is_looked_at_and_not_changed() {
     drop(store);
     assert_eq!(kv("evict", folder.path(), &["--all"]).status.code(), Some(0));
     assert_eq!(lines(&kv("ls", folder.path(), &[])).len(), 1, "the head alone");
+}
+
+#[test]
+fn a_tenant_is_evicted_from_a_stopped_store() {
+    let folder = tempfile::tempdir().expect("a folder for the store");
+    let folder = folder.path();
+    let tag = |name: &str| TenantId(name.into()).tag();
+    {
+        let store = Store::start(folder);
+        store.write_for(tag("acme"), 0..5);
+        store.write_for(tag("other"), 10..13);
+    }
+    let held = |more: &[&str]| -> Vec<(String, u64)> {
+        let tenants = objects(&kv("du", folder, &[&["--tenants", "--json"][..], more].concat()));
+        let tenants = tenants.iter().map(|of| {
+            let blocks = of["blocks"].as_u64().expect("a number");
+            (of["tenant"].as_str().expect("a tag").to_owned(), blocks)
+        });
+        tenants.collect()
+    };
+    let mut both = [(tag("acme").to_string(), 5), (tag("other").to_string(), 3)];
+    both.sort_unstable();
+    assert_eq!(held(&[]), both);
+    assert_eq!(held(&["--page", "1"]), both[..1]);
+    assert_eq!(held(&["--after", &both[0].0]), both[1..]);
+    let output = kv("evict", folder, &["--tenant", "acme"]);
+    let text = lines(&output);
+    assert!(text[0].starts_with("evicted tenant acme"), "{text:?}");
+    assert_eq!(held(&[]), [(tag("other").to_string(), 3)]);
+    assert_eq!(objects(&kv("du", folder, &["--json"]))[0]["evicted_blocks"], 5);
+    assert_eq!(Store::start(folder).disk.stats().objects_held, 3);
+    assert_eq!(kv("rebuild", folder, &[]).status.code(), Some(0));
+    assert_eq!(kv("fsck", folder, &[]).status.code(), Some(0));
+    assert_eq!(Store::start(folder).disk.stats().objects_held, 3);
+    for usage in [&["--tenant", "a", "--all"][..], &["--admin", "http://a", "--tenant", "a"]] {
+        assert_eq!(kv("evict", folder, usage).status.code(), Some(2), "{usage:?}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 
 use super::Catalog;
 use super::config::{CatalogError, PLACES};
@@ -49,7 +49,7 @@ impl Catalog {
     pub fn audit(&self) -> Result<CatalogAudit, CatalogError> {
         let _writing = self.writing.lock();
         let mut audit = CatalogAudit::default();
-        let mut tenants: BTreeMap<u32, Usage> = BTreeMap::new();
+        let mut tenants: BTreeMap<TenantTag, Usage> = BTreeMap::new();
         let last = BlockName([0xff; 16]);
         let mut from = Some(BlockName([0; 16]));
         while let Some(first) = from {
@@ -78,14 +78,14 @@ impl Catalog {
 
     fn audit_tenants(
         &self,
-        counted: &BTreeMap<u32, Usage>,
+        counted: &BTreeMap<TenantTag, Usage>,
         audit: &mut CatalogAudit,
     ) -> Result<(), CatalogError> {
-        let mut listed: BTreeMap<u32, Usage> = BTreeMap::new();
-        let mut from = Some(0);
+        let mut listed: BTreeMap<TenantTag, Usage> = BTreeMap::new();
+        let mut from = Some(TenantTag::NONE);
         while let Some(first) = from {
             let page = self.tenants(first, PAGE_ROWS)?;
-            from = page.last().and_then(|(tenant, _)| tenant.checked_add(1));
+            from = page.last().and_then(|(tenant, _)| tenant.0.checked_add(1)).map(TenantTag);
             listed.extend(page);
         }
         let missing = counted.keys().filter(|tenant| !listed.contains_key(tenant)).count();

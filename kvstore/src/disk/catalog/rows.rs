@@ -4,23 +4,25 @@
 //! change of any of this raises [`CATALOG_VERSION`]: an older database is made anew from the segments then.
 //!
 //! ```text
-//! family `names`     name [16]               segment u64, page u32, payload bytes u32, CRC-32C u32, tenant u32,
-//!                                            written u64, flags u8 (bit 0: exact)
+//! family `names`     name [16]               segment u64, page u32, payload bytes u32, CRC-32C u32, tenant u64,
+//!                                            written u64, flags u8 (bit 0: exact, bit 1: sealed)
 //! family `places`    segment u64, page u32   name [16]
 //! family `default`   's', segment u64        bytes u64, records u64, oldest u64, newest u64, state u8
-//!                    't', tenant u32         objects u64, payload bytes u64
+//!                    't', tenant u64         objects u64, payload bytes u64
+//!                    'e', tenant u64         second u64, segments u64, done u8: disk/tombstones.rs
 //!                    "mf"                    version u32, identity [32]
-//!                    "mt"                    objects u64, payload bytes u64, next segment number u64
+//!                    "mt"                    objects u64, payload bytes u64, next segment number u64,
+//!                                            sealed objects u64
 //!                    "mc"                    nothing; it is there after a clean end
 //!                    "md"                    nothing; it is there when damage was met
 //! ```
 
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 
 use crate::disk::format::{PAGE, record_bytes};
 
 /// The version of all of the above.
-pub(super) const CATALOG_VERSION: u32 = 1;
+pub(super) const CATALOG_VERSION: u32 = 2;
 
 pub(super) const KEY_FORMAT: &[u8] = b"mf";
 pub(super) const KEY_TOTALS: &[u8] = b"mt";
@@ -30,13 +32,16 @@ pub(super) const KEY_DAMAGED: &[u8] = b"md";
 pub(super) const SEGMENTS: u8 = b's';
 /// What the keys of tenants begin with.
 pub(super) const TENANTS: u8 = b't';
+/// What the keys of evicted tenants begin with.
+pub(super) const EVICTED: u8 = b'e';
 /// Above every name.
 pub(super) const NAMES_END: [u8; 17] = [0xff; 17];
 /// Above every place.
 pub(super) const PLACES_END: [u8; 13] = [0xff; 13];
 
-const ENTRY_BYTES: usize = 33;
+const ENTRY_BYTES: usize = 37;
 const FLAG_EXACT: u8 = 1;
+const FLAG_SEALED: u8 = 2;
 
 /// Where the copy of a block lies, and what is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,14 +52,16 @@ pub struct Entry {
     pub page: u32,
     /// Payload bytes.
     pub bytes: u32,
-    /// CRC-32C of the payload.
+    /// CRC-32C of the payload as it lies in the file.
     pub checksum: u32,
     /// Whether its bytes are a function of its name ([`shared::Lineage`]).
     pub exact: bool,
     /// When it was written, in seconds since the Unix epoch.
     pub written_unix_seconds: u64,
-    /// Whose bytes it counts as; 0 where tenants are not told apart.
-    pub tenant: u32,
+    /// Whose bytes it counts as.
+    pub tenant: TenantTag,
+    /// Whether its payload is encrypted with the tenant's key.
+    pub sealed: bool,
 }
 
 impl Entry {
@@ -74,9 +81,10 @@ impl Entry {
         bytes.extend_from_slice(&self.page.to_le_bytes());
         bytes.extend_from_slice(&self.bytes.to_le_bytes());
         bytes.extend_from_slice(&self.checksum.to_le_bytes());
-        bytes.extend_from_slice(&self.tenant.to_le_bytes());
+        bytes.extend_from_slice(&self.tenant.0.to_le_bytes());
         bytes.extend_from_slice(&self.written_unix_seconds.to_le_bytes());
-        bytes.push(if self.exact { FLAG_EXACT } else { 0 });
+        let sealed = if self.sealed { FLAG_SEALED } else { 0 };
+        bytes.push(sealed | if self.exact { FLAG_EXACT } else { 0 });
         bytes
     }
 
@@ -86,14 +94,19 @@ impl Entry {
         let page = fields.u32()?;
         let payload = fields.u32()?;
         let checksum = fields.u32()?;
-        let tenant = fields.u32()?;
+        let tenant = TenantTag(fields.u64()?);
         let written_unix_seconds = fields.u64()?;
-        let exact = match fields.last()? {
-            0 => false,
-            FLAG_EXACT => true,
-            _ => return None,
-        };
-        Some(Self { segment, page, bytes: payload, checksum, exact, written_unix_seconds, tenant })
+        let flags = fields.last().filter(|flags| flags & !(FLAG_EXACT | FLAG_SEALED) == 0)?;
+        Some(Self {
+            segment,
+            page,
+            bytes: payload,
+            checksum,
+            exact: flags & FLAG_EXACT != 0,
+            written_unix_seconds,
+            tenant,
+            sealed: flags & FLAG_SEALED != 0,
+        })
     }
 }
 
@@ -207,18 +220,20 @@ pub(super) struct Totals {
     pub(super) usage: Usage,
     /// Above the numbers of all segments that were ever listed.
     pub(super) number_next: u64,
+    /// Of the names, those whose copy is encrypted.
+    pub(super) sealed: u64,
 }
 
 impl Totals {
     pub(super) fn encode(&self) -> Vec<u8> {
-        numbers(&[self.usage.objects, self.usage.payload_bytes, self.number_next])
+        numbers(&[self.usage.objects, self.usage.payload_bytes, self.number_next, self.sealed])
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut fields = Fields(bytes);
         let usage = Usage { objects: fields.u64()?, payload_bytes: fields.u64()? };
-        let number_next = fields.u64()?;
-        fields.0.is_empty().then_some(Self { usage, number_next })
+        let (number_next, sealed) = (fields.u64()?, fields.u64()?);
+        fields.0.is_empty().then_some(Self { usage, number_next, sealed })
     }
 }
 
@@ -263,14 +278,31 @@ pub(super) fn segment_of(key: &[u8]) -> Option<u64> {
     key.strip_prefix(&[SEGMENTS])?.try_into().map(u64::from_be_bytes).ok()
 }
 
-pub(super) fn tenant_key(tenant: u32) -> Vec<u8> {
-    let mut key = vec![TENANTS];
-    key.extend_from_slice(&tenant.to_be_bytes());
+pub(super) fn tenant_key(tenant: TenantTag) -> Vec<u8> {
+    tagged(TENANTS, tenant)
+}
+
+pub(super) fn tenant_of(key: &[u8]) -> Option<TenantTag> {
+    tag_behind(TENANTS, key)
+}
+
+pub(super) fn evicted_key(tenant: TenantTag) -> Vec<u8> {
+    tagged(EVICTED, tenant)
+}
+
+pub(super) fn evicted_of(key: &[u8]) -> Option<TenantTag> {
+    tag_behind(EVICTED, key)
+}
+
+fn tagged(prefix: u8, tenant: TenantTag) -> Vec<u8> {
+    let mut key = vec![prefix];
+    key.extend_from_slice(&tenant.0.to_be_bytes());
     key
 }
 
-pub(super) fn tenant_of(key: &[u8]) -> Option<u32> {
-    key.strip_prefix(&[TENANTS])?.try_into().map(u32::from_be_bytes).ok()
+fn tag_behind(prefix: u8, key: &[u8]) -> Option<TenantTag> {
+    let tag = key.strip_prefix(&[prefix])?.try_into().map(u64::from_be_bytes).ok()?;
+    Some(TenantTag(tag))
 }
 
 pub(super) fn name_of(bytes: &[u8]) -> Option<BlockName> {
@@ -308,9 +340,11 @@ impl Fields<'_> {
 
 #[cfg(test)]
 mod tests {
+    use shared::TenantTag;
+
     use super::{
-        Entry, Segment, SegmentState, Totals, Usage, page_of_place, place_end, place_key,
-        segment_key, segment_of, tenant_key, tenant_of,
+        Entry, Segment, SegmentState, Totals, Usage, evicted_key, evicted_of, page_of_place,
+        place_end, place_key, segment_key, segment_of, tenant_key, tenant_of,
     };
 
     fn entry() -> Entry {
@@ -321,7 +355,8 @@ mod tests {
             checksum: 0xdead_beef,
             exact: true,
             written_unix_seconds: 0x6000_0002,
-            tenant: 7,
+            tenant: TenantTag(7),
+            sealed: false,
         }
     }
 
@@ -332,7 +367,7 @@ mod tests {
             &[4, 3, 0, 0],
             &[0, 0xbd, 1, 0],
             &[0xef, 0xbe, 0xad, 0xde],
-            &[7, 0, 0, 0],
+            &[7, 0, 0, 0, 0, 0, 0, 0],
             &[2, 0, 0, 0x60, 0, 0, 0, 0],
             &[1],
         ];
@@ -346,8 +381,8 @@ mod tests {
             assert!(!decodes(&bytes[1..]), "shorter");
             assert!(!decodes(&[bytes.as_slice(), &[0]].concat()), "longer");
         };
-        for exact in [false, true] {
-            let entry = Entry { exact, ..entry() };
+        for (exact, sealed) in [(false, false), (true, false), (false, true), (true, true)] {
+            let entry = Entry { exact, sealed, ..entry() };
             check(entry.encode(), &|bytes| Entry::decode(bytes) == Some(entry));
         }
         for state in [SegmentState::Open, SegmentState::Sealed, SegmentState::Foreign] {
@@ -362,10 +397,10 @@ mod tests {
         }
         let usage = Usage { objects: 5, payload_bytes: 6 };
         check(usage.encode(), &|bytes| Usage::decode(bytes) == Some(usage));
-        let totals = Totals { usage, number_next: 7 };
+        let totals = Totals { usage, number_next: 7, sealed: 8 };
         check(totals.encode(), &|bytes| Totals::decode(bytes) == Some(totals));
         let mut unknown = entry().encode();
-        unknown[32] = 2;
+        unknown[36] = 4;
         assert_eq!(Entry::decode(&unknown), None);
     }
 
@@ -382,8 +417,10 @@ mod tests {
         assert!(place_end(0) < place_key(1, 0));
         assert!(segment_key(255) < segment_key(256));
         assert_eq!(segment_of(&segment_key(0x0102_0304)), Some(0x0102_0304));
-        assert_eq!(tenant_of(&tenant_key(0x0102)), Some(0x0102));
-        assert_eq!(segment_of(&tenant_key(1)), None);
+        let tenant = TenantTag(0x0102);
+        assert_eq!(tenant_of(&tenant_key(tenant)), Some(tenant));
+        assert_eq!(evicted_of(&evicted_key(tenant)), Some(tenant));
+        assert_eq!(segment_of(&tenant_key(tenant)), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use rocksdb::ReadOptions;
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 
 use super::Catalog;
 use super::config::{CatalogError, NAMES, PLACES, SMALL};
@@ -51,7 +51,11 @@ impl Catalog {
     ///
     /// # Errors
     /// When the database cannot be read, or a row is damaged.
-    pub fn tenants(&self, first: u32, count_max: usize) -> Result<Vec<(u32, Usage)>, CatalogError> {
+    pub fn tenants(
+        &self,
+        first: TenantTag,
+        count_max: usize,
+    ) -> Result<Vec<(TenantTag, Usage)>, CatalogError> {
         let (from, until) = (rows::tenant_key(first), vec![TENANTS + 1]);
         let rows = Rows { family: SMALL, from, until, count_max };
         self.scan(rows, "a tenant's row", |key, value| {

@@ -3,7 +3,7 @@
 mod crash;
 mod model;
 
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 use tempfile::TempDir;
 
 use super::{
@@ -50,7 +50,8 @@ fn record(index: u32, segment: u64, page: u32) -> Record {
         checksum: index,
         exact: index.is_multiple_of(2),
         written_unix_seconds: 1_000 + u64::from(page),
-        tenant: index % 4,
+        tenant: TenantTag(u64::from(index % 4)),
+        sealed: index % 2 == 1,
     };
     Record { name: name(index), entry }
 }
@@ -112,10 +113,11 @@ fn what_was_inserted_is_found_and_counted() {
     let found = catalog.find_all(&[name(3), name(77), name(0)]).unwrap();
     assert_eq!(found, [Some(records[3].entry), None, Some(records[0].entry)]);
     assert_eq!(catalog.usage(), usage(&records));
-    let mine: Vec<Record> = records.iter().filter(|r| r.entry.tenant == 1).copied().collect();
-    assert_eq!(catalog.tenant(1).unwrap(), usage(&mine));
-    assert_eq!(catalog.tenant(99).unwrap(), Usage::default());
-    assert_eq!(catalog.tenants(2, 10).unwrap().len(), 2, "tenants 2 and 3");
+    let mine: Vec<Record> =
+        records.iter().filter(|r| r.entry.tenant == TenantTag(1)).copied().collect();
+    assert_eq!(catalog.tenant(TenantTag(1)).unwrap(), usage(&mine));
+    assert_eq!(catalog.tenant(TenantTag(99)).unwrap(), Usage::default());
+    assert_eq!(catalog.tenants(TenantTag(2), 10).unwrap().len(), 2, "tenants 2 and 3");
     let segment = catalog.segment(1).unwrap();
     assert_eq!((segment.records, segment.bytes), (10, records[9].entry.end()));
     assert_eq!(catalog.file_bytes(), segment.bytes);
@@ -173,7 +175,10 @@ fn only_the_very_copy_is_forgotten() {
     assert!(catalog.forget(held.name, &held.entry).unwrap());
     assert!(!catalog.forget(held.name, &held.entry).unwrap(), "it is gone");
     assert_eq!(catalog.find(held.name).unwrap(), None);
-    assert_eq!((catalog.usage(), catalog.tenants(0, 9).unwrap()), (Usage::default(), vec![]));
+    assert_eq!(
+        (catalog.usage(), catalog.tenants(TenantTag(0), 9).unwrap()),
+        (Usage::default(), vec![])
+    );
     check_sound(&catalog);
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use parking_lot::Mutex;
 use rocksdb::WriteBatch;
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 
 use super::config::{CatalogError, NAMES, PLACES, SMALL};
 use super::rows::{
@@ -144,7 +144,7 @@ impl Catalog {
         self.remove(number, removed)
     }
 
-    /// Takes everything out: names, segments and tenants. Numbers are not used again. Blocks until the space is freed.
+    /// Takes everything out: names, segments and tenants, but not who was evicted. Numbers are not used again. Blocks until the space is freed.
     ///
     /// # Errors
     /// When the database refuses.
@@ -157,7 +157,7 @@ impl Catalog {
             batch.delete_range_cf(self.family(SMALL), [rows], [rows + 1]);
         }
         let number_next = self.held.lock().totals.number_next;
-        let totals = Totals { usage: Usage::default(), number_next };
+        let totals = Totals { number_next, ..Totals::default() };
         batch.put_cf(self.family(SMALL), KEY_TOTALS, totals.encode());
         let written = self.db.write_opt(batch, &self.write_options);
         written.map_err(|source| self.failed("clear itself", source))?;
@@ -260,18 +260,19 @@ impl Catalog {
         Ok(count)
     }
 
-    fn take_out(&self, change: &mut Change<'_>, name: BlockName, entry: &Entry) {
+    pub(super) fn take_out(&self, change: &mut Change<'_>, name: BlockName, entry: &Entry) {
         change.count(entry, -1);
         change.batch.delete_cf(self.family(NAMES), name.0);
     }
 
-    fn change(&self) -> Change<'_> {
+    pub(super) fn change(&self) -> Change<'_> {
         Change {
             held: &self.held,
             totals: self.held.lock().totals,
             batch: WriteBatch::default(),
             segments: BTreeMap::new(),
             tenants: BTreeMap::new(),
+            sealed: 0,
         }
     }
 
@@ -299,6 +300,8 @@ impl Catalog {
                 None => change.batch.delete_cf(small, rows::segment_key(*number)),
             }
         }
+        let sealed = change.totals.sealed.checked_add_signed(change.sealed);
+        change.totals.sealed = sealed.ok_or_else(|| self.damaged("the row of totals"))?;
         change.batch.put_cf(small, KEY_TOTALS, change.totals.encode());
         let Change { batch, totals, segments, .. } = change;
         let written = self.db.write_opt(batch, &self.write_options);
@@ -326,7 +329,9 @@ pub(super) struct Change<'a> {
     batch: WriteBatch,
     /// Rows that will be different; None is removed.
     segments: BTreeMap<u64, Option<Segment>>,
-    tenants: BTreeMap<u32, Delta>,
+    tenants: BTreeMap<TenantTag, Delta>,
+    /// How many encrypted copies come.
+    sealed: i64,
 }
 
 impl Change<'_> {
@@ -346,6 +351,7 @@ impl Change<'_> {
         let delta = self.tenants.entry(entry.tenant).or_default();
         delta.objects += by;
         delta.payload_bytes += by * i64::from(entry.bytes);
+        self.sealed += if entry.sealed { by } else { 0 };
     }
 }
 

@@ -48,12 +48,17 @@ impl Changes {
     }
 
     /// Reports the difference and the next names that were never reported. After an error nothing is lost: the next call
-    /// reports the same.
-    pub(super) fn drain(&mut self, catalog: &Catalog) -> Result<Vec<CacheChange>, CatalogError> {
+    /// reports the same. Encrypted blocks are left out unless they can be read.
+    pub(super) fn drain(
+        &mut self,
+        catalog: &Catalog,
+        opens_sealed: bool,
+    ) -> Result<Vec<CacheChange>, CatalogError> {
         let (mut untold, mut found) = (self.untold, Vec::new());
         while let Some(from) = untold.filter(|_| found.len() < REPORT_NAMES_MAX) {
             let (records, next) = catalog.names(from..=LAST, PAGE_NAMES)?;
-            found.extend(records.into_iter().map(|record| record.name));
+            let readable = records.iter().filter(|record| opens_sealed || !record.entry.sealed);
+            found.extend(readable.map(|record| record.name));
             untold = next;
         }
         self.untold = untold;
@@ -78,7 +83,7 @@ impl Changes {
 
 #[cfg(test)]
 mod tests {
-    use shared::{CacheChange, Tier};
+    use shared::{CacheChange, TenantTag, Tier};
 
     use super::{Changes, REPORT_NAMES_MAX};
     use crate::disk::catalog::{
@@ -91,8 +96,16 @@ mod tests {
     fn record(number: u64) -> Record {
         let page = u32::try_from(1 + number).unwrap();
         let (segment, bytes, checksum, exact) = (1, 100, 0, true);
-        let entry =
-            Entry { segment, page, bytes, checksum, exact, written_unix_seconds: 5, tenant: 0 };
+        let entry = Entry {
+            segment,
+            page,
+            bytes,
+            checksum,
+            exact,
+            written_unix_seconds: 5,
+            tenant: TenantTag::NONE,
+            sealed: false,
+        };
         Record { name: name(number), entry }
     }
 
@@ -118,7 +131,7 @@ mod tests {
         };
         catalog.load_segment(&contents).unwrap();
         let mut changes = Changes::new();
-        let first = changes.drain(&catalog).unwrap();
+        let first = changes.drain(&catalog, true).unwrap();
         let (stored, told) = names(&first[0]);
         assert!(stored && told.len() == REPORT_NAMES_MAX && first.len() == 1);
         // One that was told leaves and comes back, one leaves, one that was not told leaves.
@@ -131,14 +144,14 @@ mod tests {
                 changes.stored(&[name]);
             }
         }
-        let second = changes.drain(&catalog).unwrap();
+        let second = changes.drain(&catalog, true).unwrap();
         assert_eq!(names(&second[0]), (false, vec![name(4)]));
         let (stored, rest) = names(&second[1]);
         let from = u64::try_from(REPORT_NAMES_MAX).unwrap();
         let expected: Vec<_> = (from..NAMES - 1).map(name).collect();
         assert!(stored && rest == expected);
-        assert_eq!(changes.drain(&catalog).unwrap(), []);
+        assert_eq!(changes.drain(&catalog, true).unwrap(), []);
         changes.stored(&[name(NAMES)]);
-        assert_eq!(names(&changes.drain(&catalog).unwrap()[0]), (true, vec![name(NAMES)]));
+        assert_eq!(names(&changes.drain(&catalog, true).unwrap()[0]), (true, vec![name(NAMES)]));
     }
 }

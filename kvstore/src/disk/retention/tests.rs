@@ -7,7 +7,7 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 use std::time::Duration;
 
-use shared::{BlockName, Timestamp};
+use shared::{BlockName, TenantTag, Timestamp};
 
 use super::{Limits, Retention, Reuse, blocks_per_segment};
 use crate::disk::catalog::Entry;
@@ -217,7 +217,8 @@ impl Disk {
             checksum: 0,
             exact: true,
             written_unix_seconds: now,
-            tenant: 0,
+            tenant: TenantTag::NONE,
+            sealed: false,
         };
         self.outcome.reput += u64::from(self.names.insert(name, entry).is_some());
         let end = end + record_bytes(FLASH);
@@ -231,16 +232,27 @@ impl Disk {
     fn offer(&mut self, name: BlockName, reuse: Reuse, now: u64) {
         let bounds = QueueBounds { objects: 1 << 20, bytes: u64::MAX };
         let held = self.names.get(&name).copied();
-        let candidate = Candidate { name, bytes: FLASH, reuse, unix_seconds: now, held };
+        let candidate = Candidate {
+            name,
+            bytes: FLASH,
+            reuse,
+            unix_seconds: now,
+            held,
+            tenant: TenantTag::NONE,
+            tenant_bytes: 0,
+            tenant_bytes_max: 0,
+        };
         let class = usize::from(reuse == Reuse::Expected);
         match self.admission.admit(candidate, bounds, Timestamp(0)) {
-            Ok(()) => {
+            Ok(_) => {
                 self.outcome.admitted[class] += 1;
                 self.queue.push_back(name);
             }
             Err(Refused::Budget) => self.outcome.refused[class] += 1,
             Err(Refused::Known) => {}
-            Err(Refused::Full | Refused::Suspended) => unreachable!("there is room"),
+            Err(Refused::Full | Refused::Suspended | Refused::Quota) => {
+                unreachable!("there is room")
+            }
         }
     }
 

@@ -172,6 +172,7 @@ impl Exclusive {
             Loaded::Foreign { contents, .. } | Loaded::Sealed(contents) => Some(contents),
             Loaded::Open { walk, bytes, .. } => Some(recover::open_contents(number, bytes, &walk)),
         }
+        .map(|contents| recover::living(contents, &self.survey().tombstones))
     }
 
     fn identity(&self, number: u64) -> Option<Identity> {

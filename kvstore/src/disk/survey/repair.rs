@@ -175,7 +175,7 @@ fn is_unreadable(error: &io::Error) -> bool {
     error.raw_os_error() == Some(input_output) || error.kind() == io::ErrorKind::UnexpectedEof
 }
 
-fn file_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SurveyError {
+pub(super) fn file_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SurveyError {
     let path = path.to_owned();
     move |source| SurveyError::File { what, path, source }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 
 use super::{Segment, SegmentState, Survey};
 use crate::disk::format::{PAGE, seal_bytes};
@@ -50,6 +50,10 @@ pub struct Usage {
     pub superseded_blocks: u64,
     /// Their payload.
     pub superseded_bytes: u64,
+    /// Blocks that were evicted with their tenant; not among those above.
+    pub evicted_blocks: u64,
+    /// Their payload.
+    pub evicted_bytes: u64,
     /// Headers of records and zeros up to the end of their pages.
     pub padding_bytes: u64,
     /// Headers, tables and seals of segments.
@@ -110,6 +114,11 @@ impl Usage {
         for segment in survey.segments().rev() {
             for block in segment.blocks().rev().filter(|block| wanted(block.name)) {
                 let bytes = u64::from(block.bytes);
+                if survey.is_evicted(&block) {
+                    self.evicted_blocks += 1;
+                    self.evicted_bytes += bytes;
+                    continue;
+                }
                 if !seen.insert(block.name) {
                     self.superseded_blocks += 1;
                     self.superseded_bytes += bytes;
@@ -128,6 +137,41 @@ impl Usage {
             }
         }
     }
+}
+
+/// What one tenant has on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantBytes {
+    /// Records, newer and older copies of a block alike.
+    pub blocks: u64,
+    /// Their payload.
+    pub bytes: u64,
+}
+
+/// What tenants have in the segments, by their tags from `first` on, `count_max` at most; what was evicted is left out. Reads
+/// header and table of every segment once; its memory is that of `count_max` tenants. Blocks.
+#[must_use]
+pub fn tenants(
+    survey: &Survey,
+    first: TenantTag,
+    count_max: usize,
+) -> BTreeMap<TenantTag, TenantBytes> {
+    let mut tenants: BTreeMap<TenantTag, TenantBytes> = BTreeMap::new();
+    for segment in survey.segments() {
+        for block in segment.blocks().filter(|block| first <= block.tenant) {
+            if survey.is_evicted(&block) {
+                continue;
+            }
+            let held = tenants.entry(block.tenant).or_default();
+            held.blocks += 1;
+            held.bytes += u64::from(block.bytes);
+            // The greatest one can only be beyond the page, now and for good.
+            if count_max < tenants.len() {
+                tenants.pop_last();
+            }
+        }
+    }
+    tenants
 }
 
 fn part(name: BlockName) -> usize {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::thread;
 
-use shared::Numerics;
+use shared::{Numerics, TenantTag};
 
 use super::{FLUSH, Folder, Rig, SEGMENT_RECORDS, config, file, flip, stored, wiring};
 use crate::disk::catalog::{Catalog, Entry, Record, SegmentContents, SegmentState};
@@ -248,8 +248,16 @@ fn a_full_store_is_there_without_a_byte_read() {
         let record = |at: u64| {
             let page = u32::try_from(1 + at).unwrap();
             let (segment, bytes, checksum, exact) = (number, 37, 0, true);
-            let entry =
-                Entry { segment, page, bytes, checksum, exact, written_unix_seconds: 0, tenant: 0 };
+            let entry = Entry {
+                segment,
+                page,
+                bytes,
+                checksum,
+                exact,
+                written_unix_seconds: 0,
+                tenant: TenantTag::NONE,
+                sealed: false,
+            };
             Record { name: name(number * RECORDS + at), entry }
         };
         let bytes = (RECORDS + 6) * 4_096;

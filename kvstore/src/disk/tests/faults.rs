@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::{FLUSH, Folder, Rig, SEGMENT_RECORDS, config, damage, file, store};
+use super::{FLUSH, Folder, Rig, SEGMENT_RECORDS, config, damage, file, put, store};
 use crate::disk::DiskConfig;
 use crate::testing::{Generator, name};
 
@@ -48,7 +48,7 @@ fn a_block_damaged_in_memory_is_not_written() {
     let rig = Rig::new(&folder);
     let block = store(&rig.pool, 1);
     damage(&rig.memory, block.index());
-    rig.tier.store(block, usize::MAX);
+    rig.tier.store(put(block), usize::MAX);
     rig.write([2]);
     assert_eq!((rig.stats().dropped_corrupt, rig.readable([1, 2])), (1, vec![2]));
 }
@@ -94,7 +94,7 @@ fn many_threads_write_read_and_evict_at_once() {
             let mut generator = Generator(1);
             for round in 0..400 {
                 let number = u64::try_from(generator.below(60)).unwrap();
-                rig.tier.store(store(&rig.pool, number), 16);
+                rig.tier.store(put(store(&rig.pool, number)), 16);
                 if round % 100 == 99 {
                     assert!(rig.tier.flush(FLUSH));
                     let _evicted = rig.tier.evict_all();

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared::{BlockName, ManualClock, Numerics};
+use shared::{BlockName, ManualClock, Numerics, TenantTag};
 
 use super::{Folder, Rig, SEGMENT_RECORDS, config, file, files, flip, wiring};
 use crate::disk::append::Appender;
@@ -26,6 +26,8 @@ fn three_records(folder: &Folder) -> (OpenSegment, Appender, [usize; 3]) {
         let payload: Vec<u8> =
             (0..bytes).map(|at| at.wrapping_mul(bytes).to_le_bytes()[1]).collect();
         let header = RecordHeader {
+            tenant: TenantTag::NONE,
+            sealing: None,
             kind: RecordKind::Block,
             exact: true,
             segment: 1,

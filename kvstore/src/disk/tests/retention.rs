@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use shared::ManualClock;
 
-use super::{FLUSH, Folder, Rig, SEGMENT_RECORDS, config, file, files, removed, store, stored};
+use super::{
+    FLUSH, Folder, Rig, SEGMENT_RECORDS, config, file, files, put, removed, store, stored,
+};
 use crate::disk::DiskConfig;
 use crate::testing::{Generator, name};
 
@@ -185,7 +187,7 @@ fn a_block_is_written_again_in_the_last_quarter_alone_and_its_newest_copy_counts
     let keep = |number| {
         let block = store(&rig.pool, number);
         let wanted = rig.tier.wants([name(number)].into_iter());
-        rig.tier.keep(block, usize::MAX);
+        rig.tier.keep(put(block), usize::MAX);
         assert!(rig.tier.flush(FLUSH));
         (wanted == [true], rig.stats().reput)
     };

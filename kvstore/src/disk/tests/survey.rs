@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use shared::{ManualClock, Numerics};
+use shared::{ManualClock, Numerics, TenantTag};
 
-use super::{Folder, Rig, SEGMENT_RECORDS, config, file, files, flip, wiring};
+use super::{Folder, Rig, SEGMENT_RECORDS, config, file, files, flip, put, wiring};
 use crate::disk::append::Appender;
 use crate::disk::format::{Identity, PAGE, PAGE_BYTES, RecordHeader, RecordKind, SegmentHeader};
 use crate::disk::io::{DiskIo, SystemDrive};
@@ -329,6 +329,8 @@ fn records_listed_where_none_can_lie_are_named() {
         let mut segment =
             OpenSegment::create(folder.path(), &header, 1 << 16, &mut appender).unwrap();
         let record = |page| RecordHeader {
+            tenant: TenantTag::NONE,
+            sealing: None,
             kind: RecordKind::Block,
             exact: true,
             segment: 1,
@@ -479,7 +481,7 @@ fn a_process_that_writes_until_it_is_killed() {
     // New blocks every time, and fewer than the write budget takes in all rounds.
     let first = 500 * tier.stats().segments;
     for number in first..first + 500 {
-        tier.store(crate::testing::store(&pool, number), usize::MAX);
+        tier.store(put(crate::testing::store(&pool, number)), usize::MAX);
     }
     // Ends with the process that reads along, if it does not kill this one.
     assert_eq!(std::io::stdin().lines().count(), 0);

@@ -62,6 +62,7 @@ impl Node {
             transport: Arc::clone(transport) as Arc<dyn Transport>,
             clock: Arc::clone(clock) as Arc<dyn Clock>,
             disk: disk.clone(),
+            quotas: Arc::default(),
         };
         let tier = HostTier::start(&config, wiring).unwrap();
         for pool in [tier.blocks(), tier.windows()] {
@@ -160,6 +161,7 @@ pub(super) fn start_disk(
         layout: [7; 32],
         numerics: Numerics("cpu-exact-1".into()),
         clock: Arc::clone(clock) as Arc<dyn Clock>,
+        quotas: Arc::default(),
     };
     let disk = DiskTier::start_on(config, wiring, |_| Arc::new(drive.clone())).unwrap();
     assert!(disk.flush(FLUSH));

@@ -240,11 +240,19 @@ pub(crate) fn store(stats: &HostStats, text: &mut String) {
         ("gone", stats.dropped_gone),
         ("late", stats.dropped_late),
         ("corrupt", stats.dropped_corrupt),
+        ("over_quota", stats.dropped_quota),
+        ("evicted", stats.dropped_evicted),
     ];
     for (reason, count) in reasons {
         sample(text, "kvasir_kvstore_host_dropped_total", &[("reason", reason)], count);
     }
-    gauges(text, &[("kvasir_kvstore_host_held_bytes", "Bytes of objects held", stats.bytes_held)]);
+    gauges(
+        text,
+        &[
+            ("kvasir_kvstore_host_held_bytes", "Bytes of objects held", stats.bytes_held),
+            ("kvasir_kvstore_host_tenants", "Tenants that have some of them", stats.tenants),
+        ],
+    );
     counters(
         text,
         &[

@@ -113,6 +113,7 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
         scrub_mib_per_s,
         catalog_cache_bytes,
         catalog_write_buffer_bytes,
+        tenant_keys,
     } = config;
     let mut reader = Reader::new("disk", table);
     reader.set("bytes_max", bytes_max)?;
@@ -128,6 +129,7 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
     reader.set("scrub_mib_per_s", scrub_mib_per_s)?;
     reader.set("catalog_cache_bytes", catalog_cache_bytes)?;
     reader.set("catalog_write_buffer_bytes", catalog_write_buffer_bytes)?;
+    reader.set("tenant_keys", tenant_keys)?;
     reader.finish()
 }
 

@@ -1,16 +1,86 @@
 //! `kvasir kv evict`.
 
-use anyhow::bail;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
 use kvstore::survey::{Exclusive, Segment, SegmentState};
-use serde_json::json;
+use serde_json::{Value, json};
+use shared::{Clock, TenantId};
+use tokio::runtime::Builder;
 
 use super::EvictArgs;
 use super::units::show_bytes;
+use crate::client::Client;
 use crate::console::Console;
 
+/// Removes segments of a store that is stopped, or a tenant from one that is stopped or from some that run.
+pub(super) fn run(
+    args: &EvictArgs,
+    clock: Arc<dyn Clock>,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    match (&args.folder, &args.tenant) {
+        (Some(folder), None) => segments(args, folder, clock.unix_seconds(), console),
+        (Some(folder), Some(tenant)) => {
+            let exclusive = Exclusive::lock(folder)?;
+            let tag = TenantId(tenant.as_str().into()).tag();
+            exclusive.evict_tenant(tag, clock.unix_seconds(), args.tenant_keys.as_deref())?;
+            let line = if args.json {
+                json!({"tenant": tag.to_string()}).to_string()
+            } else {
+                format!("evicted tenant {tenant} ({tag}); the next start takes its names out")
+            };
+            Ok(console.line(&line)?)
+        }
+        (None, Some(tenant)) => {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(running(args, tenant, &clock, console))
+        }
+        (None, None) => bail!("--admin evicts one tenant: say which with --tenant"),
+    }
+}
+
+/// Asks running store nodes, all of them before it tells of the first that refused.
+async fn running(
+    args: &EvictArgs,
+    tenant: &str,
+    clock: &Arc<dyn Clock>,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    let mut refused = None;
+    for url in &args.admin {
+        match ask(url, tenant, clock).await {
+            Ok(answer) if args.json => console.line(&answer.to_string())?,
+            Ok(answer) => {
+                let evicted = &answer["evicted"];
+                console.line(&format!("{url}: evicted tenant {tenant}: {evicted} names"))?;
+            }
+            Err(error) => _ = refused.get_or_insert(error.context(format!("asking {url}"))),
+        }
+    }
+    refused.map_or(Ok(()), Err)
+}
+
+async fn ask(url: &str, tenant: &str, clock: &Arc<dyn Clock>) -> anyhow::Result<Value> {
+    let client = Client::http(url, None, Arc::clone(clock))?;
+    let mut path = "/debug/cache/evict?tier=all&tenant=".to_owned();
+    for byte in tenant.bytes() {
+        path.push_str(&format!("%{byte:02x}"));
+    }
+    let answer = client.json("POST", &path).await?;
+    answer.get("evicted").context("it is no admin listener of a store node of this version")?;
+    Ok(answer)
+}
+
 /// Removes segments of a store that is stopped.
-pub(super) fn run(args: &EvictArgs, now: u64, console: &mut Console) -> anyhow::Result<()> {
-    let exclusive = Exclusive::lock(&args.of.folder)?;
+fn segments(
+    args: &EvictArgs,
+    folder: &Path,
+    now: u64,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    let exclusive = Exclusive::lock(folder)?;
     let survey = exclusive.survey();
     if let Some(number) = args.segment
         && !survey.numbers().contains(&number)
@@ -37,7 +107,7 @@ pub(super) fn run(args: &EvictArgs, now: u64, console: &mut Console) -> anyhow::
             segments += 1;
         }
     }
-    if args.of.json {
+    if args.json {
         let line = json!({
             "segments": segments, "blocks": blocks, "bytes": bytes, "kept_unread": kept_unread
         });

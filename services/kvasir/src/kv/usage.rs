@@ -1,16 +1,21 @@
 //! `kvasir kv du`.
 
-use kvstore::survey::{Survey, Usage};
+use kvstore::survey::{Survey, Usage, tenants};
 use serde_json::json;
+use shared::TenantTag;
 
-use super::FolderArgs;
+use super::DuArgs;
 use super::units::show_bytes;
 use crate::console::Console;
 
 /// What the bytes of a folder are spent on.
-pub(super) fn du(args: &FolderArgs, now: u64, console: &mut Console) -> anyhow::Result<()> {
-    let usage = Usage::of(&Survey::open(&args.folder)?, now);
-    if args.json {
+pub(super) fn du(args: &DuArgs, now: u64, console: &mut Console) -> anyhow::Result<()> {
+    let survey = Survey::open(&args.of.folder)?;
+    if args.tenants {
+        return du_tenants(args, &survey, console);
+    }
+    let usage = Usage::of(&survey, now);
+    if args.of.json {
         console.line(&object(&usage).to_string())?;
         return Ok(());
     }
@@ -32,6 +37,7 @@ pub(super) fn du(args: &FolderArgs, now: u64, console: &mut Console) -> anyhow::
         line("  within 72 h", usage.ages.retention, ""),
         line("  older", usage.ages.older, ""),
         line("superseded payload", usage.superseded_bytes, &blocks(usage.superseded_blocks)),
+        line("payload of evicted tenants", usage.evicted_bytes, &blocks(usage.evicted_blocks)),
         line("record headers and padding", usage.padding_bytes, ""),
         line("segment headers and tables", usage.structure_bytes, ""),
         line("torn, damaged, unreadable", usage.lost_bytes, ""),
@@ -42,6 +48,26 @@ pub(super) fn du(args: &FolderArgs, now: u64, console: &mut Console) -> anyhow::
     }
     for line in lines {
         console.line(&line)?;
+    }
+    Ok(())
+}
+
+/// A page of the tenants and what each has in the segments, copies that a newer one took the place of included.
+fn du_tenants(args: &DuArgs, survey: &Survey, console: &mut Console) -> anyhow::Result<()> {
+    let next = args.after.map_or(Some(0), |tag| tag.0.checked_add(1));
+    let Some(first) = next.map(TenantTag) else { return Ok(()) };
+    let page = usize::try_from(args.page)?;
+    let held = tenants(survey, first, page);
+    for (tag, of) in &held {
+        let line = if args.of.json {
+            json!({"tenant": tag.to_string(), "blocks": of.blocks, "bytes": of.bytes}).to_string()
+        } else {
+            format!("{tag} {:>10} {:>16} B  {} blocks", show_bytes(of.bytes), of.bytes, of.blocks)
+        };
+        console.line(&line)?;
+    }
+    if let (true, Some((last, _))) = (held.len() == page && !args.of.json, held.last_key_value()) {
+        console.line(&format!("there may be more: --after {last}"))?;
     }
     Ok(())
 }
@@ -63,6 +89,8 @@ fn object(usage: &Usage) -> serde_json::Value {
         },
         "superseded_blocks": usage.superseded_blocks,
         "superseded_bytes": usage.superseded_bytes,
+        "evicted_blocks": usage.evicted_blocks,
+        "evicted_bytes": usage.evicted_bytes,
         "padding_bytes": usage.padding_bytes,
         "structure_bytes": usage.structure_bytes,
         "lost_bytes": usage.lost_bytes,

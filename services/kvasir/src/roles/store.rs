@@ -71,15 +71,23 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
 fn start(base: &Base, transport: &Arc<PeerTransport>) -> anyhow::Result<HostTier> {
     let rank = base.me.rank();
     let layout = base.checkpoint.config().layout();
+    let quotas = base.config.tenants.quotas();
     let disk = match &base.me.disk {
         None => None,
         Some(folder) => {
-            let config = DiskConfig { folder: folder.clone(), ..base.config.disk.clone() };
+            let disk = &base.config.disk;
+            let mut tenant_keys = disk.tenant_keys.clone();
+            if !tenant_keys.as_os_str().is_empty() {
+                // Nodes on one host read the same file, and none may delete the keys of another.
+                tenant_keys.push(&base.me.name);
+            }
+            let config = DiskConfig { folder: folder.clone(), tenant_keys, ..disk.clone() };
             let wiring = DiskWiring {
                 block_bytes: layout.block_bytes(),
                 layout: layout.fingerprint(),
                 numerics: base.facts.numerics.clone(),
                 clock: Arc::clone(&base.clock),
+                quotas: Arc::clone(&quotas),
             };
             let started = block_in_place(|| DiskTier::start(&config, wiring));
             Some(Arc::new(started.context("the drive of this store node")?))
@@ -93,6 +101,7 @@ fn start(base: &Base, transport: &Arc<PeerTransport>) -> anyhow::Result<HostTier
         transport: base.telemetry.transport(Arc::clone(transport) as _, rank),
         clock: Arc::clone(&base.clock),
         disk,
+        quotas,
     };
     let tier = block_in_place(|| HostTier::start(&base.config.store, wiring));
     tier.context("the store ([store] of the configuration)")
@@ -106,6 +115,7 @@ fn observe(
 ) -> Observed {
     let (counted, read, linked) = (Arc::clone(tier), Arc::clone(transport), Arc::clone(peers));
     let (evicted, running) = (Arc::clone(tier), Arc::clone(tier));
+    let of_tenants = Arc::clone(tier);
     Observed {
         pools: vec![
             NamedPool::new("store_blocks", tier.blocks()),
@@ -116,6 +126,7 @@ fn observe(
             Arc::new(move |text| admin::reads(&read.stats(), text)),
             base.telemetry.figures(),
         ],
+        evict_tenant: Some(Arc::new(move |tenant| of_tenants.evict_tenant(tenant))),
         evict_disk: Some(Arc::new(move || evicted.evict_disk())),
         places: Some(admin::places_in(Arc::clone(tier))),
         is_running: Some(Arc::new(move || running.is_running())),

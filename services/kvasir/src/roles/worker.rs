@@ -202,6 +202,7 @@ fn observe(
         busy: vec![Arc::new(move || usize::from(!counted.idle()))],
         prefill_loaded_share: is_prefill.then_some(share.with_tables),
         evict_disk: None,
+        evict_tenant: None,
         is_running: Some(Arc::new(move || running.is_running())),
         places: None,
         starts: vec![(format!("{} ({})", base.me.name, base.me.role()), worker.starts())],

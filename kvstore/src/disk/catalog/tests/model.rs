@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shared::BlockName;
+use shared::{BlockName, TenantTag};
 
 use super::super::{Catalog, Entry, Found, Record, SegmentSeal, Usage};
 use super::{all_names, check_sound, open, record};
@@ -108,7 +108,7 @@ fn check(catalog: &Catalog, model: &Model) {
         model.names.iter().map(|(name, entry)| Record { name: *name, entry: *entry }).collect();
     assert_eq!(all_names(catalog), expected);
     assert_eq!(catalog.usage(), model.usage(|_| true));
-    for tenant in 0..4 {
+    for tenant in (0..4).map(TenantTag) {
         assert_eq!(catalog.tenant(tenant).unwrap(), model.usage(|entry| entry.tenant == tenant));
     }
     let segments: BTreeMap<u64, u64> =

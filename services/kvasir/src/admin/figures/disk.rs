@@ -14,6 +14,11 @@ pub(super) fn write(stats: &DiskStats, text: &mut String) {
             ("kvasir_kvstore_disk_read_total", "Blocks read and intact", stats.read),
             ("kvasir_kvstore_disk_read_bytes_total", "Their bytes", stats.read_bytes),
             ("kvasir_kvstore_disk_corrupt_total", "Blocks that failed their check", stats.corrupt),
+            (
+                "kvasir_kvstore_disk_read_keyless_total",
+                "Blocks whose tenant's key is gone",
+                stats.read_keyless,
+            ),
             ("kvasir_kvstore_disk_read_errors_total", "Reads refused", stats.read_errors),
             ("kvasir_kvstore_disk_write_errors_total", "Writes refused", stats.write_errors),
             ("kvasir_kvstore_disk_syncs_total", "Times made durable", stats.syncs),
@@ -48,6 +53,7 @@ pub(super) fn write(stats: &DiskStats, text: &mut String) {
     let reasons = [
         ("queue", stats.dropped_queue),
         ("budget", stats.dropped_budget),
+        ("over_quota", stats.dropped_quota),
         ("error", stats.dropped_error),
         ("evicted", stats.dropped_evicted),
         ("corrupt", stats.dropped_corrupt),
@@ -68,6 +74,16 @@ pub(super) fn write(stats: &DiskStats, text: &mut String) {
                 "kvasir_kvstore_disk_quarantined_pages",
                 "Places that the scrub found damaged",
                 stats.quarantined,
+            ),
+            (
+                "kvasir_kvstore_tenants_evicted",
+                "Evicted tenants of whom segments may hold bytes; 65,536 fit",
+                stats.tenants_evicted,
+            ),
+            (
+                "kvasir_kvstore_tenant_keys_loaded",
+                "Keys of tenants in memory; 4,096 fit",
+                stats.keys_loaded,
             ),
             ("kvasir_kvstore_disk_queue_blocks", "Blocks that wait", stats.queue_objects),
             ("kvasir_kvstore_disk_suspended", "1 after a write error", stats.suspended),

@@ -186,6 +186,7 @@ impl Drive {
             ..DiskConfig::in_folder(folder.clone())
         };
         let wiring = DiskWiring {
+            quotas: Arc::default(),
             block_bytes: object_bytes,
             layout: [7; 32],
             numerics: Numerics("bench".to_owned()),

@@ -246,6 +246,7 @@ impl Node {
             ..HostTierConfig::DEFAULT
         };
         let wiring = HostWiring {
+            quotas: Arc::default(),
             block_slot_bytes: sizes.object_bytes,
             window_slot_bytes: sizes.object_bytes,
             block_region: RegionId::of(rank, ObjectKind::Block),

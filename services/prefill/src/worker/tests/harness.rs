@@ -105,6 +105,7 @@ impl Setup {
         clock.advance(Duration::from_secs(1_000));
         let host = self.host_tier.then(|| {
             let wiring = HostWiring {
+                quotas: Arc::default(),
                 block_slot_bytes: layout.block_bytes(),
                 window_slot_bytes: layout.window_bytes(),
                 block_region: RegionId(3),

@@ -1,0 +1,71 @@
+//! Segments leave: by age, and to make room.
+
+use std::fs;
+use std::io;
+
+use super::writer::refused;
+use super::{Shared, segment};
+
+impl Shared {
+    /// Removes the segments whose retention is over. The file goes first: a reader that still has the name finds it gone.
+    pub(super) fn expire(&self) -> io::Result<()> {
+        let now = self.clock.unix_seconds();
+        let expired = self.index.expired(&self.limits, now).map_err(refused)?;
+        for number in expired {
+            self.remove_file(number)?;
+            let objects = self.index.remove_segment(number, &mut |_| {}).map_err(refused)?;
+            self.counters.segment_expired(objects);
+            tracing::debug!(number, objects, "a segment left after its retention");
+        }
+        self.expire_tombstones()
+    }
+
+    /// Whether there is room for a whole segment, after what is too old and, if it must be, segments of other layouts
+    /// have left. Nothing that was promised ever makes room.
+    pub(super) fn make_room(&self) -> io::Result<bool> {
+        self.expire()?;
+        let bytes_max = self.config.bytes_max - self.config.segment_bytes;
+        while bytes_max < self.index.catalog().file_bytes() {
+            let Some(number) = self.index.oldest_foreign() else {
+                return Ok(false);
+            };
+            self.remove_early(number)?;
+        }
+        Ok(true)
+    }
+
+    /// Removes segments until all files together take at most `bytes_max` bytes, those of other layouts first, then the
+    /// oldest ones: the disk is smaller than it was at the last start.
+    pub(super) fn shrink(&self, bytes_max: u64, spared: Option<u64>) -> io::Result<()> {
+        while bytes_max < self.index.catalog().file_bytes() {
+            let segments = self.index.catalog().segments();
+            let mut numbers = segments.iter().map(|(number, _)| *number);
+            let oldest = numbers.find(|number| Some(*number) != spared);
+            let Some(number) = self.index.oldest_foreign().or(oldest) else {
+                return Ok(());
+            };
+            self.remove_early(number)?;
+        }
+        Ok(())
+    }
+
+    fn remove_early(&self, number: u64) -> io::Result<()> {
+        self.remove_file(number)?;
+        let (now, mut early) = (self.clock.unix_seconds(), 0);
+        let removed = self.index.remove_segment(number, &mut |entry| {
+            early += usize::from(!self.limits.is_over(entry.written_unix_seconds, now));
+        });
+        let objects = removed.map_err(refused)?;
+        self.counters.segment_dropped(objects, early);
+        tracing::debug!(number, objects, early, "a segment was removed to make room");
+        Ok(())
+    }
+
+    /// Removes the file of a segment; one that is gone already is no error.
+    pub(super) fn remove_file(&self, number: u64) -> io::Result<()> {
+        match fs::remove_file(segment::path(&self.config.folder, number)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
