@@ -19,7 +19,7 @@ pub enum EvictError {
     /// Its key could not be deleted. Nothing else was done.
     #[error("cannot delete the tenant's key: {0}; check the rights of the folder and try again")]
     Key(io::Error),
-    /// Too many tenants were evicted whose bytes are still in segments.
+    /// Too many tenants were evicted whose bytes are still in segments. Nothing was done.
     #[error(
         "too many tenants were evicted lately; their blocks have to leave first, or evict everything on disk"
     )]
@@ -42,6 +42,9 @@ impl DiskTier {
     pub fn evict_tenant(&self, tenant: TenantTag) -> Result<usize, EvictError> {
         let shared = &self.shared;
         let _evicting = shared.evicting.lock();
+        if !shared.index.can_bury(tenant) {
+            return Err(EvictError::Full);
+        }
         if let Some(keys) = &shared.keys {
             keys.delete(tenant).map_err(EvictError::Key)?;
         }
@@ -54,12 +57,11 @@ impl DiskTier {
             let segments = shared.index.catalog().number_next().saturating_add(2);
             Tombstone { second, segments }
         };
-        if !shared.index.bury(tenant, stone) {
-            return Err(EvictError::Full);
-        }
+        let buried = shared.index.bury(tenant, stone);
+        assert!(buried, "nobody else adds to the list while this one is evicting");
         let written = shared.index.tombstones().write(&shared.config.folder);
         written.map_err(EvictError::NotDurable)?;
-        Ok(shared.index.take_out(&Evicted { tenant, stone, done: false })?)
+        Ok(shared.index.take_out(&[Evicted { tenant, stone, done: false }])?)
     }
 }
 

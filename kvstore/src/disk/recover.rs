@@ -131,9 +131,7 @@ fn attempt(
     let number_next = behind.max(catalog.number_next());
     let opens_sealed = !config.tenant_keys.as_os_str().is_empty();
     let index = Index::new(catalog, tombstones, opens_sealed);
-    for evicted in &unfinished {
-        index.take_out(evicted)?;
-    }
+    index.take_out(&unfinished)?;
     Ok(Recovered { index, active, number_next, report })
 }
 

@@ -51,7 +51,7 @@ impl Tombstones {
 
     /// Adds an eviction; false when there is no room for another tenant.
     pub(crate) fn add(&mut self, tenant: TenantTag, stone: Tombstone) -> bool {
-        if TOMBSTONES_MAX <= self.0.len() && !self.0.contains_key(&tenant) {
+        if !self.has_room(tenant) {
             return false;
         }
         let held = self.0.entry(tenant).or_default();
@@ -64,6 +64,11 @@ impl Tombstones {
     pub(crate) fn expire(&mut self, oldest: u64) -> Vec<TenantTag> {
         let over = self.0.extract_if(.., |_, stone| stone.segments <= oldest);
         over.map(|(tenant, _)| tenant).collect()
+    }
+
+    /// Whether an eviction of this tenant could be added.
+    pub(crate) fn has_room(&self, tenant: TenantTag) -> bool {
+        self.0.len() < TOMBSTONES_MAX || self.0.contains_key(&tenant)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (TenantTag, Tombstone)> {
@@ -117,8 +122,8 @@ impl Tombstones {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             read => read?,
         };
-        let damaged = "the list of evicted tenants is damaged; without it their blocks would come back: restore it, or \
-                       remove it together with all segments (kvasir kv evict --all)";
+        let damaged = "the list of evicted tenants is damaged, and without it their blocks would come back: restore it, \
+                       or remove it together with all *.segment files";
         Self::decode(&bytes).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, damaged))
     }
 

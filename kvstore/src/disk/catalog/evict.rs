@@ -6,7 +6,7 @@ use super::config::{CatalogError, SMALL};
 use super::rows::{self, EVICTED, Record};
 use super::scan::Rows;
 use super::{Catalog, synced};
-use crate::disk::tombstones::Tombstone;
+use crate::disk::tombstones::{Tombstone, Tombstones};
 
 /// Names looked at, with the lock on writing held.
 const PAGE_NAMES: usize = 4_096;
@@ -58,18 +58,16 @@ impl Catalog {
         })
     }
 
-    /// Takes the names of a tenant out that were written up to a second: looks at a page of all names from `first` on, shows
-    /// what went, and says where to go on. Their segments' rows stay, as with [`Catalog::forget`].
+    /// Takes the names of dead records out: looks at a page of all names from `first` on, shows what went, and says where to
+    /// go on. Their segments' rows stay, as with [`Catalog::forget`].
     pub(in crate::disk) fn evict_page(
         &self,
         first: BlockName,
-        evicted: &Evicted,
+        dead: &Tombstones,
     ) -> Result<(Vec<Record>, Option<BlockName>), CatalogError> {
         let _writing = self.writing.lock();
         let (mut names, next) = self.names(first..=LAST, PAGE_NAMES)?;
-        names.retain(|Record { entry, .. }| {
-            entry.tenant == evicted.tenant && entry.written_unix_seconds <= evicted.stone.second
-        });
+        names.retain(|Record { entry, .. }| dead.covers(entry.tenant, entry.written_unix_seconds));
         if !names.is_empty() {
             let mut change = self.change();
             for Record { name, entry } in &names {

@@ -33,6 +33,11 @@ impl Index {
         self.tombstones.read().len()
     }
 
+    /// Whether another tenant can be buried.
+    pub(in crate::disk) fn can_bury(&self, tenant: TenantTag) -> bool {
+        self.tombstones.read().has_room(tenant)
+    }
+
     /// From now on nothing of the tenant is found that was written up to the second. False when there is no room.
     pub(in crate::disk) fn bury(&self, tenant: TenantTag, stone: Tombstone) -> bool {
         let room = self.tombstones.write().add(tenant, stone);
@@ -49,6 +54,9 @@ impl Index {
 
     /// Forgets evictions that no segment matters for any more, and says whether there were some.
     pub(in crate::disk) fn expire_tombstones(&self) -> Result<bool, CatalogError> {
+        if self.tombstone_count() == 0 {
+            return Ok(false);
+        }
         let segments = self.catalog.segments();
         let oldest = segments.first().map_or_else(|| self.catalog.number_next(), |(number, _)| *number);
         let over = self.tombstones.write().expire(oldest);
@@ -58,21 +66,30 @@ impl Index {
         Ok(!over.is_empty())
     }
 
-    /// Takes the names of an evicted tenant out of the catalog, which is told to routers, and says how many those were. Goes
-    /// over all names; others change the catalog in between.
-    pub(in crate::disk) fn take_out(&self, evicted: &Evicted) -> Result<usize, CatalogError> {
-        self.catalog.note_evicted(*evicted)?;
-        let (mut count, mut next) = (0, Some(FIRST));
+    /// Takes the names of evicted tenants out of the catalog, which is told to routers, and says how many those were. Goes over
+    /// all names once; others change the catalog in between.
+    pub(in crate::disk) fn take_out(&self, evicted: &[Evicted]) -> Result<usize, CatalogError> {
+        let mut dead = Tombstones::default();
+        for Evicted { tenant, stone, .. } in evicted {
+            let added = dead.add(*tenant, *stone);
+            assert!(added, "they are part of a list with the same bound");
+        }
+        for one in evicted {
+            self.catalog.note_evicted(*one)?;
+        }
+        let (mut count, mut next) = (0, Some(FIRST).filter(|_| !evicted.is_empty()));
         while let Some(first) = next {
             let mut changes = self.changes.lock();
-            let (gone, behind) = self.catalog.evict_page(first, evicted)?;
+            let (gone, behind) = self.catalog.evict_page(first, &dead)?;
             for Record { name, .. } in &gone {
                 changes.removed(*name);
             }
             count += gone.len();
             next = behind;
         }
-        self.catalog.note_evicted(Evicted { done: true, ..*evicted })?;
+        for one in evicted {
+            self.catalog.note_evicted(Evicted { done: true, ..*one })?;
+        }
         Ok(count)
     }
 }
