@@ -14,6 +14,7 @@
 //!
 //! Start reading at [`format`], then `disk/writer.rs`, `disk/index.rs` and `disk/retention.rs`.
 
+mod ack;
 mod append;
 pub mod catalog;
 mod check;
@@ -59,6 +60,7 @@ pub use load::DiskLoad;
 pub use retention::{PlanError, PlanVerdict, RetentionPlan, RetentionQuery, plan_retention};
 pub use stats::DiskStats;
 
+pub(crate) use ack::{Ack, Acked};
 pub(crate) use reader::{DiskRead, DiskReadDone};
 
 use crate::pool::SealedSlot;
@@ -140,6 +142,8 @@ pub(crate) struct Put {
     pub(crate) block: SealedSlot,
     /// Whose it is. One that lies on disk already stays whose it is there.
     pub(crate) tenant: TenantTag,
+    /// Who waits until it is durable.
+    pub(crate) ack: Option<Ack>,
 }
 
 /// What became of a block that was to be written.
@@ -213,8 +217,8 @@ impl DiskTier {
         })?;
         shared.restart_budget();
         let (alive, ended) = bounded(0);
-        // One place per queued block, and some for those who wait for a flush.
-        let (writes, commands) = bounded(config.queue_objects_max + 16);
+        // One place per queued block, as many for those who wait for one, and some for those who wait for a flush.
+        let (writes, commands) = bounded(2 * config.queue_objects_max + 16);
         let (reads, jobs) = bounded(config.reads_max);
         let writer = Writer::new(Arc::clone(&shared), commands, active, number_next);
         let mut tier = Self {
@@ -354,7 +358,7 @@ impl DiskTier {
     }
 
     fn queue(&self, put: Put, reuse: Reuse, waiting_max: usize) -> Taken {
-        let Put { block, tenant } = put;
+        let Put { block, tenant, ack } = put;
         let source = block.descriptor();
         let config = &self.shared.config;
         let bounds = QueueBounds {
@@ -393,7 +397,10 @@ impl DiskTier {
         };
         let place = match place {
             Ok(place) => place,
-            Err(Refused::Known) => return Taken::Queued,
+            Err(Refused::Known) => {
+                self.confirm(name, ack);
+                return Taken::Queued;
+            }
             Err(Refused::Budget) => {
                 counters.over_budget(bytes);
                 return Taken::OverBudget;
@@ -408,12 +415,20 @@ impl DiskTier {
         let Some(writes) = &self.writes else {
             unreachable!("the sender is taken by drop alone");
         };
-        if writes.try_send(Command::Write(Queued { block, tenant, place })).is_err() {
+        if writes.try_send(Command::Write(Queued { block, tenant, place, ack })).is_err() {
             // Callers of flush took the places, or the thread died.
             self.shared.queue.lock().leave(name, bytes);
             return dropped(WriteDrop::Queue);
         }
         Taken::Queued
+    }
+
+    /// Has a block that is on disk or queued acknowledged when it is durable.
+    fn confirm(&self, name: BlockName, ack: Option<Ack>) {
+        if let (Some(ack), Some(writes)) = (ack, &self.writes) {
+            // Refused: too many wait, and it says by its drop that it is not known to be durable.
+            let _refused = writes.try_send(Command::Confirm(name, ack));
+        }
     }
 
     /// Queues a read, answered on `done` by one message, in any order. Never waits; gives the slot back when there is no

@@ -12,6 +12,7 @@
 //! were not used for `window_ttl`, and never go to disk; at most half of the slots are pinned by waiting writes; dropping
 //! the tier withdraws what waits, joins the thread and flushes the disk.
 
+mod acks;
 mod lookups;
 mod owners;
 mod stats;
@@ -30,9 +31,9 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockName, BlockStore, CacheChange, Clock, Descriptor, Flow, Grouped, LocateEvent, Miss,
-    ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory,
-    TenantTag, Ticket, Tier, ungrouped,
+    BlockName, BlockStore, CacheChange, Clock, Descriptor, Durability, Flow, Grouped, LocateEvent,
+    Miss, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink,
+    SlotMemory, TenantTag, Ticket, Tier, ungrouped,
 };
 
 pub use lookups::BlockPlace;
@@ -43,6 +44,7 @@ use crate::memory::{MemoryError, SharedMemory};
 use crate::pool::{Pool, PoolAudit, PoolConfig};
 use crate::tenants::TenantQuotas;
 use crate::transport::Transport;
+use acks::Answers;
 use lookups::{Lookup, Pins};
 use owners::Owners;
 use stats::{Counters, DropReason, wide};
@@ -419,23 +421,32 @@ impl BlockStore for HostTier {
         &self,
         context: RequestContext,
         objects: Vec<Grouped<Descriptor>>,
+        durability: Durability,
         mut sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         let mut objects = ungrouped(objects);
         let waiting = Waiting::admit(&self.waiting, objects.len(), self.queue_max);
         let refused = objects.split_off(waiting.count());
-        if self.refuse(&refused, &mut sink) == Flow::Closed || objects.is_empty() {
+        if self.refuse(&refused, &mut *sink) == Flow::Closed || objects.is_empty() {
             return Ticket::empty();
         }
         let withdrawn = Arc::new(AtomicBool::new(false));
         let (began, withdrawn_by) = (self.owners.lock().begin(), Arc::clone(&withdrawn));
-        let offer = Offer { context, objects, sink, waiting, withdrawn: withdrawn_by, began };
+        let offer = Offer {
+            context,
+            objects,
+            durability,
+            answers: Answers::new(sink),
+            waiting,
+            withdrawn: withdrawn_by,
+            began,
+        };
         match self.send(Command::Offer(Box::new(offer))) {
             Ok(()) => Ticket::new(move || withdrawn.store(true, Ordering::Release)),
             Err(Command::Offer(offer)) => {
-                let Offer { objects, mut sink, .. } = *offer;
+                let Offer { objects, mut answers, .. } = *offer;
                 // Closed or not, there is nothing more to say.
-                let _: Flow = self.refuse(&objects, &mut sink);
+                let _: Flow = self.refuse(&objects, &mut answers);
                 Ticket::empty()
             }
             Err(Command::Locate(_) | Command::Places(..)) => {
@@ -446,7 +457,7 @@ impl BlockStore for HostTier {
 }
 
 impl HostTier {
-    fn refuse(&self, objects: &[Descriptor], sink: &mut Box<dyn Sink<OfferEvent>>) -> Flow {
+    fn refuse(&self, objects: &[Descriptor], sink: &mut dyn Sink<OfferEvent>) -> Flow {
         for object in objects {
             self.counters.dropped(DropReason::QueueFull);
             let event = OfferEvent { key: object.key, outcome: OfferOutcome::Dropped };
@@ -500,6 +511,7 @@ impl BlockStore for NoStore {
         &self,
         _: RequestContext,
         objects: Vec<Grouped<Descriptor>>,
+        _: Durability,
         mut sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         for object in objects {

@@ -5,6 +5,7 @@
 //! - [`faults`]: transports that lie, lose and delay. [`damage`]: files that were torn, flipped, swapped or put back.
 //! - [`kill`]: processes that are killed while they write.
 //! - [`tenants`]: quotas, evictions and keys of tenants over real files.
+//! - [`durable`]: what a put that asks for the disk is answered.
 //! - [`hits`]: what writers publish is what readers plan with.
 //!
 //! `kvstore/tests/model.rs` has a model of slots and readers, all of whose states are visited.
@@ -13,6 +14,7 @@
 
 mod damage;
 mod drive;
+mod durable;
 mod faults;
 mod hits;
 mod kill;

@@ -97,14 +97,26 @@ pub trait BlockStore: Send + Sync {
         sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket;
 
-    /// Offers objects; the store reads those it wants and answers one event per object. Dropping the ticket before
-    /// that withdraws the offers not yet being read.
+    /// Offers objects; the store reads those it wants and answers one event per object, in any order, when it is as
+    /// durable as asked for or will not be. Dropping the ticket before that withdraws the offers not yet being read; what is
+    /// on its way to a disk goes on.
     fn offer(
         &self,
         context: RequestContext,
         objects: Vec<Grouped<Descriptor>>,
+        durability: Durability,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket;
+}
+
+/// Where an offered object is to be before its offer counts as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Durability {
+    /// In a store's memory. A store with a disk writes it there some time later, if it can.
+    Memory,
+    /// On a store's disk as well: payload synced, then found by its catalog. Survives the loss of process and power, as
+    /// far as the drive keeps what it said to have synced. Window objects are never on disk.
+    Disk,
 }
 
 /// Finds decode workers by name. Members may come and go between calls.

@@ -187,10 +187,13 @@ pub struct OfferEvent {
 /// What a store did with an offered object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OfferOutcome {
-    /// Read, checked and held.
+    /// Read, checked and held, as durably as asked for.
     Stored,
-    /// Already held: first write wins.
+    /// Already held, as durably as asked for: first write wins.
     AlreadyHeld,
+    /// Held in memory, new or already, and not durable although that was asked for: there is no disk, it did not take the
+    /// object (budget, quota, queue, an error, a window object), or not in time.
+    MemoryOnly,
     /// Not taken: no space, or the read failed its check. The object is simply not cached there.
     Dropped,
 }

@@ -23,8 +23,8 @@ pub mod requests;
 pub mod start;
 
 pub use borders::{
-    BlockStore, Decode, DecodeDirectory, Flow, Placer, Prefill, PrefillDirectory, Sink, SlotMemory,
-    Ticket,
+    BlockStore, Decode, DecodeDirectory, Durability, Flow, Placer, Prefill, PrefillDirectory, Sink,
+    SlotMemory, Ticket,
 };
 pub use clock::{Clock, ManualClock, Timestamp};
 pub use errors::ServeError;

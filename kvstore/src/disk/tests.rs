@@ -93,7 +93,7 @@ pub(crate) fn wiring(clock: &Arc<ManualClock>) -> DiskWiring {
 
 /// Nobody's block, to be written.
 fn put(block: SealedSlot) -> Put {
-    Put { block, tenant: TenantTag::NONE }
+    Put { block, tenant: TenantTag::NONE, ack: None }
 }
 
 /// A disk tier and a pool whose blocks are written to it.

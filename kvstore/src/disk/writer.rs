@@ -15,9 +15,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
-use shared::{TenantTag, Timestamp};
+use shared::{BlockName, TenantTag, Timestamp};
 
 use super::Shared;
+use super::ack::Ack;
 use super::append::Appender;
 use super::catalog::{CatalogError, Record};
 use super::format::{RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader};
@@ -43,6 +44,8 @@ const EXPIRIES_PER_RETENTION: u32 = 16;
 /// What the thread is asked for.
 pub(super) enum Command {
     Write(Queued),
+    /// Say when this block, which was queued before this or is on disk, is durable.
+    Confirm(BlockName, Ack),
     /// Make everything before this durable, and say so. The sender is dropped unused when that failed.
     Flush(Sender<()>),
 }
@@ -52,6 +55,7 @@ pub(super) struct Queued {
     pub(super) block: SealedSlot,
     pub(super) tenant: TenantTag,
     pub(super) place: Place,
+    pub(super) ack: Option<Ack>,
 }
 
 /// What there is to do.
@@ -83,6 +87,7 @@ struct Appended {
     header: RecordHeader,
     place: Place,
     again: Again,
+    acks: Vec<Ack>,
 }
 
 /// The thread's state.
@@ -96,6 +101,8 @@ pub(super) struct Writer {
     number_next: u64,
     /// What is written and not durable yet. With what was appended at most [`UNSYNCED_MAX`].
     unsynced: Vec<Record>,
+    /// Who waits for some of them. As many as commands and blocks can be.
+    acks: Vec<Ack>,
     /// When the first of both was appended.
     unsynced_since: Timestamp,
     /// When segments leave next because of their age.
@@ -125,6 +132,7 @@ impl Writer {
             appended: VecDeque::new(),
             number_next,
             unsynced: Vec::new(),
+            acks: Vec::new(),
             lost: false,
             pause: None,
             record: Vec::new(),
@@ -176,6 +184,7 @@ impl Writer {
     fn serve(&mut self, command: Command) {
         match command {
             Command::Write(queued) => self.take(queued),
+            Command::Confirm(name, ack) => self.confirm(name, ack),
             Command::Flush(done) => {
                 let synced = self.sync();
                 if !std::mem::take(&mut self.lost) && synced {
@@ -186,11 +195,27 @@ impl Writer {
         }
     }
 
-    fn take(&mut self, queued: Queued) {
+    fn confirm(&mut self, name: BlockName, ack: Ack) {
+        let mut appended = self.appended.iter_mut();
+        if let Some(block) = appended.find(|block| block.header.name == name) {
+            block.acks.push(ack);
+        } else if self.unsynced.iter().any(|record| record.name == name) {
+            self.acks.push(ack);
+        } else if self.shared.index.find(name).is_some() {
+            ack.durable();
+        }
+    }
+
+    fn take(&mut self, mut queued: Queued) {
         let source = queued.block.descriptor();
-        let dropped = match self.append(&queued) {
+        let dropped = match self.append(&mut queued) {
             Ok(Outcome::Appended) => return self.learn(),
-            Ok(Outcome::Held) => None,
+            Ok(Outcome::Held) => {
+                if let Some(ack) = queued.ack.take() {
+                    self.confirm(source.key.name, ack);
+                }
+                None
+            }
             Ok(Outcome::Dropped(reason)) => Some(reason),
             Err(error) => {
                 self.give_up("write a block", &error);
@@ -234,7 +259,7 @@ impl Writer {
     }
 
     /// Appends one block to the open segment; or says why it was left out.
-    fn append(&mut self, queued: &Queued) -> io::Result<Outcome> {
+    fn append(&mut self, queued: &mut Queued) -> io::Result<Outcome> {
         let written_unix_seconds = self.shared.clock.unix_seconds();
         let again = match self.is_wanted(queued, written_unix_seconds) {
             Ok(again) => again,
@@ -274,7 +299,8 @@ impl Writer {
             record[..RECORD_HEADER_BYTES].copy_from_slice(&header.encode());
         }
         segment.append(header, record, appender)?;
-        self.appended.push_back(Appended { header, place: queued.place, again });
+        let acks = queued.ack.take().into_iter().collect();
+        self.appended.push_back(Appended { header, place: queued.place, again, acks });
         Ok(Outcome::Appended)
     }
 
@@ -282,7 +308,7 @@ impl Writer {
     fn learn(&mut self) {
         let written = self.appender.written();
         while let Some(block) = self.appended.pop_front_if(|block| block.header.end() <= written) {
-            let Appended { header, place, again } = block;
+            let Appended { header, place, again, acks } = block;
             let record = Record::from(&header);
             let is_listed = {
                 let mut queue = self.shared.queue.lock();
@@ -300,6 +326,7 @@ impl Writer {
                 continue;
             }
             self.unsynced.push(record);
+            self.acks.extend(acks);
             self.shared.counters.written(header.bytes);
             if again == Again::Yes {
                 self.shared.counters.written_again();
@@ -341,6 +368,7 @@ impl Writer {
 
     /// What is written may not be durable, and nobody finds it any more.
     fn lose_unsynced(&mut self) {
+        self.acks.clear();
         self.shared.index.lose(&self.unsynced);
         self.unsynced.clear();
         self.lost = true;
@@ -351,6 +379,9 @@ impl Writer {
         self.shared.counters.synced();
         self.shared.index.enter(&self.unsynced).map_err(refused)?;
         self.unsynced.clear();
+        for ack in self.acks.drain(..) {
+            ack.durable();
+        }
         Ok(())
     }
 
@@ -392,6 +423,7 @@ impl Writer {
                 self.drop_appended(WriteDrop::Evicted);
                 self.shared.index.lose(&self.unsynced);
                 self.unsynced.clear();
+                self.acks.clear();
                 self.active = None;
             } else if !active.has_room(payload, segment_bytes)
                 && let Err(error) = self.seal()
@@ -483,7 +515,13 @@ impl Writer {
         self.unsynced.len() + self.appended.len()
     }
 
+    /// Zero when somebody waits: those who wait at the same time share a sync, and nobody waits for more to come.
     fn sync_interval(&self) -> Duration {
+        let is_waited_for =
+            !self.acks.is_empty() || self.appended.iter().any(|block| !block.acks.is_empty());
+        if is_waited_for {
+            return Duration::ZERO;
+        }
         Duration::from_millis(self.shared.config.sync_ms)
     }
 

@@ -24,7 +24,7 @@ use shared::{
 use super::owners::Owners;
 use super::stats::{Counters, count};
 use super::{Common, Pools};
-use crate::disk::{DiskRead, DiskReadDone, DiskTier, Put, Taken};
+use crate::disk::{Ack, DiskRead, DiskReadDone, DiskTier, Put, Taken};
 use crate::pool::SealedSlot;
 use crate::recent::Recent;
 
@@ -283,10 +283,10 @@ impl Lookups {
     }
 
     /// Queues a block for the disk, unless it is there.
-    pub(super) fn write_behind(&mut self, block: SealedSlot, tenant: TenantTag) {
+    pub(super) fn write_behind(&mut self, block: SealedSlot, tenant: TenantTag, ack: Option<Ack>) {
         let name = block.name();
         let kept = match &self.disk {
-            Some(disk) => Kept::from(disk.tier.store(Put { block, tenant }, disk.writes_max)),
+            Some(disk) => Kept::from(disk.tier.store(Put { block, tenant, ack }, disk.writes_max)),
             None => Kept::Memory,
         };
         self.kept.put(name, kept);
@@ -304,8 +304,21 @@ impl Lookups {
         }
     }
 
-    /// Queues a block that was offered again, if it never reached the disk or does not stay there for long.
-    pub(super) fn write_again(&mut self, key: ObjectKey) {
+    /// Queues a block that was offered again, if it never reached the disk or does not stay there for long. Whoever waits for
+    /// it to be durable is told.
+    pub(super) fn write_again(&mut self, key: ObjectKey, ack: Option<Ack>) {
+        if let (Some(ack), Some(disk)) = (ack, &self.disk) {
+            let block = self.pools.blocks.hold(key.name);
+            let owned = block.and_then(|block| {
+                let tenant = self.owners.lock().of(&block.descriptor())?;
+                Some(Put { block, tenant, ack: Some(ack) })
+            });
+            if let Some(put) = owned {
+                let taken = disk.tier.keep(put, disk.writes_max);
+                self.kept.put(key.name, Kept::from(taken));
+            }
+            return;
+        }
         if self.disk.is_some() && key.kind == ObjectKind::Block {
             let block = self.pools.blocks.hold(key.name);
             self.keep(block.iter());
@@ -323,7 +336,7 @@ impl Lookups {
             // One without an owner was evicted with its tenant, and is only held by who found it before.
             let tenant = if wanted { self.owners.lock().of(&block.descriptor()) } else { None };
             if let Some(tenant) = tenant {
-                let put = Put { block: block.clone(), tenant };
+                let put = Put { block: block.clone(), tenant, ack: None };
                 let taken = disk.tier.keep(put, disk.writes_max);
                 self.kept.put(block.name(), Kept::from(taken));
             }

@@ -31,6 +31,10 @@ pub struct HostStats {
     pub dropped_evicted: u64,
     /// Tenants that have objects here. As many as objects at most.
     pub tenants: u64,
+    /// Objects that became durable before their offer was answered, as was asked for.
+    pub acknowledged: u64,
+    /// Objects of which that was asked for and that are in memory only.
+    pub memory_only: u64,
     /// Offers withdrawn before they were read.
     pub withdrawn: u64,
     /// Keys found by lookups.
@@ -88,6 +92,8 @@ pub(super) struct Counters {
     dropped_corrupt: AtomicU64,
     dropped_quota: AtomicU64,
     dropped_evicted: AtomicU64,
+    pub(super) acknowledged: AtomicU64,
+    pub(super) memory_only: AtomicU64,
     pub(super) withdrawn: AtomicU64,
     pub(super) hits: AtomicU64,
     pub(super) misses: AtomicU64,
@@ -139,6 +145,8 @@ impl Counters {
             dropped_quota: read(&self.dropped_quota),
             dropped_evicted: read(&self.dropped_evicted),
             tenants: 0,
+            acknowledged: read(&self.acknowledged),
+            memory_only: read(&self.memory_only),
             withdrawn: read(&self.withdrawn),
             hits: read(&self.hits),
             misses: read(&self.misses),

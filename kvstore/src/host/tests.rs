@@ -4,11 +4,11 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, CacheChange, Descriptor, Flow, LocateEvent, ManualClock, Miss, ObjectKey,
-    ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, Ticket, Tier,
+    BlockStore, CacheChange, Descriptor, Durability, Flow, LocateEvent, ManualClock, Miss,
+    ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, Ticket, Tier,
 };
 
-use super::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore};
+use super::{HostStats, HostTier, HostTierConfig, HostTierError, HostWiring};
 use crate::disk::DiskTier;
 use crate::memory::{HostMemory, MemoryError};
 use crate::pool::{Pool, SealedSlot};
@@ -21,6 +21,7 @@ use crate::transport::{
 
 mod disk;
 mod late;
+mod none;
 mod reasons;
 
 const TTL: Duration = Duration::from_secs(60);
@@ -85,7 +86,8 @@ impl Rig {
     /// Offers and waits for all answers.
     fn offer(&self, objects: &[Descriptor]) -> Vec<OfferOutcome> {
         let (sink, events) = sending();
-        let _ticket = self.tier.offer(RequestContext::NONE, offers(objects), sink);
+        let _ticket =
+            self.tier.offer(RequestContext::NONE, offers(objects), Durability::Memory, sink);
         objects
             .iter()
             .map(|object| {
@@ -226,6 +228,7 @@ fn an_offered_object_is_found_and_read_back_bit_for_bit() {
     rig.assert_at_rest();
     let bytes = u64::try_from(SLOT_BYTES).unwrap();
     let expected = HostStats {
+        tenants: 1,
         stored: 3,
         stored_bytes: 3 * bytes,
         hits: 2,
@@ -417,7 +420,12 @@ fn lookups_are_answered_and_the_tier_stops_while_a_read_hangs() {
     let rig = Rig::with(config(), |_| handle);
     let held = rig.block(1);
     let (sink, events) = sending::<OfferEvent>();
-    let ticket = rig.tier.offer(RequestContext::NONE, offers(&[held.descriptor()]), sink);
+    let ticket = rig.tier.offer(
+        RequestContext::NONE,
+        offers(&[held.descriptor()]),
+        Durability::Memory,
+        sink,
+    );
     next(&reading);
     assert!(!rig.holds(key(1)));
     assert_eq!(rig.tier.blocks().audit().owned, 1);
@@ -435,7 +443,12 @@ fn a_lookup_whose_ticket_dropped_before_its_turn_pins_nothing() {
     let held = [rig.block(1), rig.block(2)];
     assert_eq!(rig.offer(&[held[0].descriptor()]), [OfferOutcome::Stored]);
     let (sink, offered, gate) = gated::<OfferEvent>();
-    let offer = rig.tier.offer(RequestContext::NONE, offers(&[held[1].descriptor()]), sink);
+    let offer = rig.tier.offer(
+        RequestContext::NONE,
+        offers(&[held[1].descriptor()]),
+        Durability::Memory,
+        sink,
+    );
     assert_eq!(next(&offered).outcome, OfferOutcome::Stored);
     let (sink, located) = sending::<LocateEvent>();
     drop(rig.tier.locate(RequestContext::NONE, asked(&[key(1)]), sink));
@@ -457,7 +470,7 @@ fn a_withdrawn_offer_is_not_read() {
     let held = [1, 2, 3, 4].map(|number| rig.block(number));
     let offered = held.each_ref().map(SealedSlot::descriptor);
     let (sink, events, gate) = gated();
-    let ticket = rig.tier.offer(RequestContext::NONE, offers(&offered), sink);
+    let ticket = rig.tier.offer(RequestContext::NONE, offers(&offered), Durability::Memory, sink);
     let first: OfferEvent = next(&events);
     assert_eq!(first.outcome, OfferOutcome::Stored);
     drop(ticket);
@@ -476,16 +489,20 @@ fn a_full_queue_drops_offers_and_answers_lookups_with_nothing() {
     let held = [1, 2, 3, 4].map(|number| rig.block(number));
     let object = |index: usize| held[index].descriptor();
     let (sink, first, gate) = gated::<OfferEvent>();
-    let one = rig.tier.offer(RequestContext::NONE, offers(&[object(0)]), sink);
+    let one = rig.tier.offer(RequestContext::NONE, offers(&[object(0)]), Durability::Memory, sink);
     assert_eq!(next(&first).outcome, OfferOutcome::Stored);
     // The thread is stopped, the first object no longer waits: two may.
     let (sink, events) = sending::<OfferEvent>();
-    let two =
-        rig.tier.offer(RequestContext::NONE, offers(&[object(1), object(2), object(3)]), sink);
+    let two = rig.tier.offer(
+        RequestContext::NONE,
+        offers(&[object(1), object(2), object(3)]),
+        Durability::Memory,
+        sink,
+    );
     let refused = next(&events);
     assert_eq!((refused.key, refused.outcome), (key(4), OfferOutcome::Dropped));
     let (sink, late) = sending::<OfferEvent>();
-    drop(rig.tier.offer(RequestContext::NONE, offers(&[object(3)]), sink));
+    drop(rig.tier.offer(RequestContext::NONE, offers(&[object(3)]), Durability::Memory, sink));
     assert_eq!(next(&late).outcome, OfferOutcome::Dropped);
     // The offer took one of the two places for commands.
     let (sink, queued) = sending::<LocateEvent>();
@@ -573,16 +590,4 @@ fn settings_out_of_range_are_refused_by_name() {
         small,
         HostTierError::Memory { source: MemoryError::TooSmall { bytes_max: 36, .. }, .. }
     ));
-}
-
-#[test]
-fn no_store_holds_nothing() {
-    let (sink, located) = sending::<LocateEvent>();
-    drop(NoStore.locate(RequestContext::NONE, asked(&[key(1), key(2)]), sink));
-    assert_eq!(next(&located).found, [Err(Miss::NotAsked); 2]);
-    let source = pool(1, 1);
-    let held = store(&source, 1);
-    let (sink, offered) = sending::<OfferEvent>();
-    drop(NoStore.offer(RequestContext::NONE, offers(&[held.descriptor()]), sink));
-    assert_eq!(next(&offered).outcome, OfferOutcome::Dropped);
 }

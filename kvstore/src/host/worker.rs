@@ -9,16 +9,17 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockName, Clock, Descriptor, Flow, ObjectKey, ObjectKind, OfferEvent, OfferOutcome,
-    RequestContext, Sink, Timestamp,
+    BlockName, Clock, Descriptor, Durability, Flow, ObjectKey, ObjectKind, OfferEvent,
+    OfferOutcome, RequestContext, Sink, Timestamp,
 };
 
+use super::acks::{Acks, Answers};
 use super::lookups::{BlockPlace, Lookup, Lookups};
 use super::owners::Owners;
 use super::stats::{Counters, DropReason, count};
 use super::windows::WindowAges;
 use super::{Common, HostTierConfig, HostWiring, Pools};
-use crate::disk::DiskReadDone;
+use crate::disk::{Ack, Acked, DiskReadDone};
 use crate::pool::SealedSlot;
 use crate::transport::{ReadDone, ReadRequest, Transport};
 
@@ -34,7 +35,8 @@ pub(super) enum Command {
 pub(super) struct Offer {
     pub(super) context: RequestContext,
     pub(super) objects: Vec<Descriptor>,
-    pub(super) sink: Box<dyn Sink<OfferEvent>>,
+    pub(super) durability: Durability,
+    pub(super) answers: Answers,
     pub(super) waiting: Waiting,
     pub(super) withdrawn: Arc<AtomicBool>,
     /// Its number among what began: tells whether its tenant was evicted since.
@@ -90,6 +92,10 @@ pub(super) struct Worker {
     lookups: Lookups,
     /// Answers of the disk.
     onboarded: Receiver<DiskReadDone>,
+    acks: Acks,
+    /// The disk's word about what was to be durable.
+    acked: Receiver<Acked>,
+    has_disk: bool,
     ages: WindowAges,
     batch_max: usize,
     offer_wait_max: Duration,
@@ -121,12 +127,17 @@ impl Worker {
         common: Common,
         commands: Receiver<Command>,
     ) -> Self {
+        let has_disk = wiring.disk.is_some();
+        let (acks, acked) = Acks::new(Arc::clone(&common.counters));
         let (lookups, onboarded) = Lookups::new(common.clone(), wiring.disk);
         let Common { pools, counters, owners } = common;
         Self {
             ages: WindowAges::new(pools.windows.total(), config.window_ttl),
             lookups,
             onboarded,
+            acks,
+            acked,
+            has_disk,
             pools,
             transport: wiring.transport,
             clock: wiring.clock,
@@ -175,15 +186,21 @@ impl Worker {
     /// at `until`.
     fn step(&mut self, results: &Receiver<ReadDone>, until: Option<Timestamp>) -> Happened {
         let (commands, onboarded) = (self.commands.clone(), self.onboarded.clone());
+        let acked = self.acked.clone();
         let now = self.clock.now();
         let timer = |at: Option<Timestamp>| at.map_or_else(never, |at| after(at.since(now)));
         let (late, over) = (timer(self.lookups.deadline()), timer(until));
+        let forgotten = timer(self.acks.deadline());
         select! {
             recv(over) -> _ => return Happened::Late,
             recv(results) -> answer => return Happened::Read(answer.ok()),
             recv(onboarded) -> done => if let Ok(done) = done {
                 self.lookups.settle(done);
             },
+            recv(acked) -> done => if let Ok(done) = done {
+                self.acks.settle(done);
+            },
+            recv(forgotten) -> _ => self.acks.answer_late(self.clock.now()),
             recv(late) -> _ => self.lookups.answer_late(self.clock.now()),
             recv(commands) -> command => match command {
                 Ok(command) => self.take(command),
@@ -211,7 +228,7 @@ impl Worker {
             rest = later;
             offer.waiting.shrink(chunk.len());
             self.expire_windows();
-            let (reads, flow) = self.choose(chunk, &mut offer);
+            let (reads, flow) = self.choose(chunk, &mut offer, until);
             if flow == Flow::Closed {
                 return Life::Running;
             }
@@ -225,15 +242,22 @@ impl Worker {
     }
 
     /// Answers what is held or has no room, and prepares reads for the rest.
-    fn choose(&mut self, chunk: &[Descriptor], offer: &mut Offer) -> (Vec<ReadRequest>, Flow) {
+    fn choose(
+        &mut self,
+        chunk: &[Descriptor],
+        offer: &mut Offer,
+        until: Timestamp,
+    ) -> (Vec<ReadRequest>, Flow) {
         let mut reads: Vec<ReadRequest> = Vec::with_capacity(chunk.len());
         let mut bytes = 0;
         for source in chunk {
             let pool = self.pools.of(source.key.kind);
             let outcome = if pool.contains(source.key.name) {
                 self.counters.already_held.fetch_add(1, Ordering::Relaxed);
-                self.lookups.write_again(source.key);
-                OfferOutcome::AlreadyHeld
+                match self.confirm(source.key, offer, until) {
+                    Some(outcome) => outcome,
+                    None => continue,
+                }
             } else if let Err(reason) = self.admit(source, bytes, offer) {
                 self.counters.dropped(reason);
                 OfferOutcome::Dropped
@@ -250,7 +274,7 @@ impl Worker {
                     }
                 }
             };
-            if offer.sink.emit(OfferEvent { key: source.key, outcome }) == Flow::Closed {
+            if offer.answers.emit(OfferEvent { key: source.key, outcome }) == Flow::Closed {
                 return (Vec::new(), Flow::Closed);
             }
         }
@@ -290,7 +314,7 @@ impl Worker {
             match self.step(&results, Some(until)) {
                 Happened::Read(Some(answer)) => {
                     expected.pop_front();
-                    if self.settle(answer, offer) == Flow::Closed {
+                    if self.settle(answer, offer, until) == Flow::Closed {
                         return (Life::Running, Flow::Closed);
                     }
                 }
@@ -309,7 +333,7 @@ impl Worker {
     }
 
     /// Seals what was read, and answers.
-    fn settle(&mut self, answer: ReadDone, offer: &mut Offer) -> Flow {
+    fn settle(&mut self, answer: ReadDone, offer: &mut Offer, until: Timestamp) -> Flow {
         let ReadDone { source, target, result } = answer;
         let slot = target.index();
         let sealed =
@@ -317,39 +341,75 @@ impl Worker {
         let outcome = match sealed {
             Ok(sealed) if sealed.index() != slot => {
                 self.counters.already_held.fetch_add(1, Ordering::Relaxed);
-                OfferOutcome::AlreadyHeld
+                self.confirm(source.key, offer, until)
             }
-            Ok(sealed) => self.keep(sealed, offer),
+            Ok(sealed) => self.keep(sealed, offer, until),
             Err(error) => {
                 tracing::debug!(
                     request = %offer.context.id, name = %source.key.name, %error,
                     "an offered object was not taken"
                 );
                 self.counters.dropped(DropReason::from(error));
-                OfferOutcome::Dropped
+                Some(OfferOutcome::Dropped)
             }
         };
-        offer.sink.emit(OfferEvent { key: source.key, outcome })
+        match outcome {
+            Some(outcome) => offer.answers.emit(OfferEvent { key: source.key, outcome }),
+            None => Flow::Open,
+        }
     }
 
-    /// An object was stored, unless its tenant was evicted while it was read.
-    fn keep(&mut self, sealed: SealedSlot, offer: &Offer) -> OfferOutcome {
+    /// An object is held already. None when the answer comes from the disk.
+    fn confirm(&mut self, key: ObjectKey, offer: &Offer, until: Timestamp) -> Option<OfferOutcome> {
+        let (outcome, ack) = self.answer_of(key, OfferOutcome::AlreadyHeld, offer, until);
+        self.lookups.write_again(key, ack);
+        outcome
+    }
+
+    /// How an object that is in memory is answered: now, or by the disk to which the other is given.
+    fn answer_of(
+        &mut self,
+        key: ObjectKey,
+        held: OfferOutcome,
+        offer: &Offer,
+        until: Timestamp,
+    ) -> (Option<OfferOutcome>, Option<Ack>) {
+        match offer.durability {
+            Durability::Memory => (Some(held), None),
+            Durability::Disk if self.has_disk && key.kind == ObjectKind::Block => {
+                (None, Some(self.acks.begin(key, held, &offer.answers, until)))
+            }
+            Durability::Disk => {
+                count(&self.counters.memory_only, 1);
+                (Some(OfferOutcome::MemoryOnly), None)
+            }
+        }
+    }
+
+    /// An object was stored, unless its tenant was evicted while it was read. None when the answer comes from the disk.
+    fn keep(
+        &mut self,
+        sealed: SealedSlot,
+        offer: &Offer,
+        until: Timestamp,
+    ) -> Option<OfferOutcome> {
         let (object, tenant) = (sealed.descriptor(), offer.context.tenant);
         {
             let mut owners = self.owners.lock();
             if owners.is_lost(tenant, offer.began) {
                 self.pools.of(object.key.kind).forget(&object);
                 self.counters.dropped(DropReason::Evicted);
-                return OfferOutcome::Dropped;
+                return Some(OfferOutcome::Dropped);
             }
             owners.store(object, tenant);
         }
         self.counters.stored(object.bytes);
+        let (outcome, ack) = self.answer_of(object.key, OfferOutcome::Stored, offer, until);
         match object.key.kind {
             ObjectKind::Window => self.ages.touch(object, self.clock.now()),
-            ObjectKind::Block => self.lookups.write_behind(sealed, tenant),
+            ObjectKind::Block => self.lookups.write_behind(sealed, tenant, ack),
         }
-        OfferOutcome::Stored
+        outcome
     }
 
     /// Ends an offer that was not read in time.
@@ -370,7 +430,7 @@ impl Worker {
         for key in keys {
             self.counters.dropped(reason);
             let event = OfferEvent { key, outcome: OfferOutcome::Dropped };
-            if offer.sink.emit(event) == Flow::Closed {
+            if offer.answers.emit(event) == Flow::Closed {
                 return Flow::Closed;
             }
         }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, Descriptor, Flow, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext,
-    Sink, Ticket,
+    BlockStore, Descriptor, Durability, Flow, ObjectKind, OfferEvent, OfferOutcome, RegionId,
+    RequestContext, Sink, Ticket,
 };
 
 use super::support::{Rig, block, config, sending, version_found, window};
@@ -183,7 +183,7 @@ fn check_store(kind: ObjectKind, place: usize, fault: Fault) {
         (0..OBJECTS).map(|number| rig.compute(key(number), number)).collect();
     let objects: Vec<Descriptor> = sealed.iter().map(SealedSlot::descriptor).collect();
     let (sink, events) = sending();
-    let ticket = rig.tier.offer(RequestContext::NONE, offers(&objects), sink);
+    let ticket = rig.tier.offer(RequestContext::NONE, offers(&objects), Durability::Memory, sink);
     let mut early: Vec<OfferEvent> = Vec::new();
     if fault == Fault::Late {
         next(&held);

@@ -15,8 +15,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, Clock, Descriptor, Flow, ManualClock, ObjectKey, ObjectKind, OfferEvent,
-    OfferOutcome, RequestContext, Sink, SlotIndex, Ticket, Timestamp,
+    BlockStore, Clock, Descriptor, Durability, Flow, ManualClock, ObjectKey, ObjectKind,
+    OfferEvent, OfferOutcome, RequestContext, Sink, SlotIndex, Ticket, Timestamp,
 };
 
 use super::support::{Rig, VERSIONS, block, config, version_found, window};
@@ -206,8 +206,12 @@ impl Simulation {
         let descriptors: Vec<Descriptor> =
             offer.objects.iter().map(|(object, _)| *object).collect();
         self.offers.insert(number, offer);
-        let ticket =
-            self.rig.tier.offer(RequestContext::NONE, offers(&descriptors), Box::new(sink));
+        let ticket = self.rig.tier.offer(
+            RequestContext::NONE,
+            offers(&descriptors),
+            Durability::Memory,
+            Box::new(sink),
+        );
         if let Some(offer) = self.offers.get_mut(&number) {
             offer.ticket = Some(ticket);
         }

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, unbounded};
 use shared::{
-    BlockName, BlockStore, Clock, Descriptor, Flow, LocateEvent, ManualClock, ObjectKey,
-    ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, TenantTag, Ticket,
+    BlockName, BlockStore, Clock, Descriptor, Durability, Flow, LocateEvent, ManualClock,
+    ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, TenantTag,
+    Ticket,
 };
 
 use crate::disk::DiskTier;
@@ -93,13 +94,18 @@ impl Rig {
 
     /// Offers and waits for all answers. Each object is answered once; what is held already is answered first.
     pub(super) fn offer(&self, objects: &[Descriptor]) -> Vec<OfferOutcome> {
-        self.offer_for(TenantTag::NONE, objects)
+        self.offer_for(TenantTag::NONE, Durability::Memory, objects)
     }
 
-    pub(super) fn offer_for(&self, tenant: TenantTag, objects: &[Descriptor]) -> Vec<OfferOutcome> {
+    pub(super) fn offer_for(
+        &self,
+        tenant: TenantTag,
+        durability: Durability,
+        objects: &[Descriptor],
+    ) -> Vec<OfferOutcome> {
         let (sink, events) = sending();
         let context = RequestContext { tenant, ..RequestContext::NONE };
-        let _ticket = self.tier.offer(context, offers(objects), sink);
+        let _ticket = self.tier.offer(context, offers(objects), durability, sink);
         let answer = |_: &Descriptor| -> (ObjectKey, OfferOutcome) {
             let OfferEvent { key, outcome } = next(&events);
             (key, outcome)
@@ -110,18 +116,19 @@ impl Rig {
 
     /// Offers the first version of blocks and lets go of them.
     pub(super) fn store(&self, numbers: impl IntoIterator<Item = u64>) -> Vec<OfferOutcome> {
-        self.store_for(TenantTag::NONE, numbers)
+        self.store_for(TenantTag::NONE, Durability::Memory, numbers)
     }
 
     pub(super) fn store_for(
         &self,
         tenant: TenantTag,
+        durability: Durability,
         numbers: impl IntoIterator<Item = u64>,
     ) -> Vec<OfferOutcome> {
         let held: Vec<SealedSlot> =
             numbers.into_iter().map(|number| self.compute(block(number), 0)).collect();
         let objects: Vec<Descriptor> = held.iter().map(SealedSlot::descriptor).collect();
-        self.offer_for(tenant, &objects)
+        self.offer_for(tenant, durability, &objects)
     }
 
     pub(super) fn locate(&self, keys: &[ObjectKey]) -> (Ticket, Vec<Option<Descriptor>>) {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared::{CacheChange, Clock, ManualClock, OfferOutcome, TenantTag, Tier};
+use shared::{CacheChange, Clock, Durability, ManualClock, OfferOutcome, TenantTag, Tier};
 
 use super::support::{Rig, block, config, version_of};
 use crate::disk::survey::{
@@ -60,7 +60,11 @@ impl Store {
     /// Stores blocks one after the other and waits until each is durable, if it is taken at all.
     fn write(&self, tenant: TenantTag, numbers: impl IntoIterator<Item = u64>) {
         for number in numbers {
-            assert_eq!(self.rig.store_for(tenant, [number]), [OfferOutcome::Stored], "{number}");
+            assert_eq!(
+                self.rig.store_for(tenant, Durability::Memory, [number]),
+                [OfferOutcome::Stored],
+                "{number}"
+            );
             assert!(self.disk.flush(FLUSH));
         }
     }
@@ -129,8 +133,8 @@ fn a_tenant_at_its_quota_costs_the_other_nothing() {
     store.write(ONE, 5..8);
     let (_pins, found) = store.rig.locate(&[block(5), block(6), block(7)]);
     assert!(found.iter().all(Option::is_some));
-    assert_eq!(store.rig.store_for(ONE, [9]), [OfferOutcome::Dropped]);
-    assert_eq!(store.rig.store_for(TWO, [109]), [OfferOutcome::Stored]);
+    assert_eq!(store.rig.store_for(ONE, Durability::Memory, [9]), [OfferOutcome::Dropped]);
+    assert_eq!(store.rig.store_for(TWO, Durability::Memory, [109]), [OfferOutcome::Stored]);
     assert_eq!(store.rig.tier.stats().dropped_quota, 1);
 }
 
@@ -156,7 +160,7 @@ fn an_evicted_tenant_never_comes_back_whatever_the_catalog_is_made_from() {
         assert_eq!(store.on_disk(twos.clone()), all(twos.clone()));
         assert_eq!(store.rig.tier.tenant_bytes(ONE), 0);
         // In the same second nothing of it goes to disk, later it does.
-        assert_eq!(store.rig.store_for(ONE, [0]), [OfferOutcome::Stored]);
+        assert_eq!(store.rig.store_for(ONE, Durability::Memory, [0]), [OfferOutcome::Stored]);
         assert!(store.disk.flush(FLUSH));
         assert_eq!(store.disk.stats().dropped_evicted, 1);
         let _evicted = store.rig.tier.evict_all();
@@ -223,6 +227,7 @@ fn a_stopped_store_can_lose_a_tenant_too() {
     let exclusive = Exclusive::lock(folder.path()).unwrap();
     exclusive.evict_tenant(ONE, now, Some(&keys)).unwrap();
     drop(exclusive);
+    check_files(&folder);
     assert!(!keys.join(format!("{ONE}.key")).exists() && keys.join(format!("{TWO}.key")).exists());
     let store = open(&folder, Some(&keys), unbounded(), 101);
     assert_eq!((store.on_disk(0..4), store.on_disk(100..104)), (vec![], all(100..104)));

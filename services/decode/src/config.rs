@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use shared::Durability;
+
 /// Settings of one decode worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecodeConfig {
@@ -42,6 +44,9 @@ pub struct DecodeConfig {
     /// Blocks offered to the store whose outcome is open. They stay pinned, so this many slots of the pool are not given
     /// to sequences. Range: 0..=1,048,576 and below the pool's slots; default: 16. What exceeds it is not offered, and counted.
     pub offers_max: usize,
+    /// Where an offered block is to be before the offer counts as stored: in a store node's memory, or on its drive as well.
+    /// It stays pinned until then, some milliseconds more for a drive. Default: memory.
+    pub durability: Durability,
     /// Longest silence between two load reports. Unit: milliseconds; range: 10..=60,000; default: 1,000.
     pub report_interval_ms: u64,
     /// Speed assumed until the first step was measured. Unit: rows per second; range: above 0; default: 2,000. It only
@@ -82,6 +87,7 @@ impl DecodeConfig {
         prefill_attempts_max: 3,
         reads_start_max: 256,
         offers_max: 16,
+        durability: Durability::Memory,
         report_interval_ms: 1_000,
         rows_per_second_initial: 2_000.0,
         read_bytes_per_second_initial: 1e9,

@@ -49,6 +49,8 @@ pub struct DecodeStats {
     pub windows_dropped: u64,
     /// Objects offered to the store.
     pub offers: u64,
+    /// Objects that the store took or had in memory only, although they were to be on its drive.
+    pub offers_memory_only: u64,
     /// Objects not offered because too many offers were open.
     pub offers_skipped: u64,
     /// Objects whose offer was withdrawn because the store did not answer in time.

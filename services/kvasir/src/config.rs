@@ -24,7 +24,7 @@ use serde::Deserialize;
 use shared::StartGeometry;
 
 pub use cluster::{ClusterConfig, MemberConfig};
-pub use stores::StoresConfig;
+pub use stores::{StoreDurability, StoresConfig};
 pub use tenants::{TenantLimit, TenantsConfig};
 
 use crate::cli::ArithChoice;
@@ -178,6 +178,8 @@ impl Config {
         tables::store(table("store")?, &mut config.store)?;
         tables::disk(table("disk")?, &mut config.disk)?;
         config.stores = table("stores")?.try_into().context("[stores]")?;
+        config.prefill.durability = config.stores.durability.into();
+        config.decode.durability = config.stores.durability.into();
         config.tenants = table("tenants")?.try_into().context("[tenants]")?;
         tables::transport(table("transport")?, &mut config.transport)?;
         config.telemetry = table("telemetry")?.try_into().context("[telemetry]")?;
@@ -306,6 +308,9 @@ mod tests {
         assert_eq!(config.decode.replay_rows, Some(512));
         assert_eq!(config.store.window_ttl.as_secs(), 60);
         assert_eq!(config.gateway.retry_after_s, 9);
+        let durable = Config::parse("[stores]\ndurability = \"disk\"\n").unwrap();
+        let workers = [durable.prefill.durability, durable.decode.durability];
+        assert_eq!(workers, [shared::Durability::Disk; 2]);
         let geometry = shared::StartGeometry { window: 128, rollback: 12, encoder_layers: 5 };
         assert_eq!(config.router(geometry).unwrap().admission.waiting_max, 3);
     }
@@ -333,6 +338,7 @@ mod tests {
             ("[stores]\nreplicas_max = 4\n", "stores.replicas_max"),
             ("[stores]\nhot_window_s = 0\n", "stores.hot_window_s"),
             ("[stores]\nreplicas = 2\n", "replicas"),
+            ("[stores]\ndurability = \"tape\"\n", "durability"),
             ("[gateway]\nkeep_alive_ms = 0\n", "gateway.keep_alive_ms"),
             ("[transport]\nrun_max = 0\n", "run_max"),
             ("[transport]\nqueue_max = 0\n", "transport.queue_max"),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use shared::BLOCK_TOKENS;
+use shared::Durability;
 
 /// Settings of one prefill worker.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +37,9 @@ pub struct PrefillConfig {
     /// Objects offered to the store whose outcome is open. They stay pinned. Range: 0..=1,048,576; default: 4,096.
     /// What exceeds it is not offered and counted.
     pub offers_max: usize,
+    /// Where an offered block is to be before the offer counts as stored: in a store node's memory, or on its drive as well.
+    /// It stays pinned until then, some milliseconds more for a drive. Default: memory.
+    pub durability: Durability,
     /// Longest silence between two load reports, and up to 5,000 between two signs of life to each unfinished request.
     /// Unit: milliseconds; range: 10..=60,000; default: 1,000.
     pub report_interval_ms: u64,
@@ -79,6 +83,7 @@ impl PrefillConfig {
         locate_wait_ms_max: 250,
         read_wait_ms_max: 5_000,
         offers_max: 4_096,
+        durability: Durability::Memory,
         report_interval_ms: 1_000,
         rows_per_second_initial: 2_000.0,
         read_bytes_per_second_initial: 1e9,

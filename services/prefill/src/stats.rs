@@ -55,6 +55,8 @@ pub struct PrefillStats {
     pub reads_late: u64,
     /// Offered objects that the store took or had.
     pub offers_stored: u64,
+    /// Offered objects that the store took or had in memory only, although they were to be on its drive.
+    pub offers_memory_only: u64,
     /// Offered objects that the store did not take.
     pub offers_dropped: u64,
     /// Objects not offered because `offers_max` were outstanding.

@@ -14,8 +14,8 @@ use kvstore::{
 };
 use serde_json::Value;
 use shared::{
-    BlockName, BlockStore, Clock, Flow, Grouped, Numerics, ObjectKind, OfferEvent, RegionId,
-    RequestContext, SlotMemory, TenantId, TenantTag, Tier,
+    BlockName, BlockStore, Clock, Durability, Flow, Grouped, Numerics, ObjectKind, OfferEvent,
+    RegionId, RequestContext, SlotMemory, TenantId, TenantTag, Tier,
 };
 
 use crate::process::{errors_of, run};
@@ -99,7 +99,7 @@ impl Store {
             let sink =
                 move |event: OfferEvent| sender.send(event).map_or(Flow::Closed, |()| Flow::Open);
             let offered = vec![Grouped { item: block.descriptor(), group: name(number) }];
-            let _ticket = self.host.offer(context, offered, Box::new(sink));
+            let _ticket = self.host.offer(context, offered, Durability::Memory, Box::new(sink));
             events.recv_timeout(LONG).expect("an offer is answered");
             assert!(self.disk.flush(LONG));
         }

@@ -58,7 +58,8 @@ impl Index {
             return Ok(false);
         }
         let segments = self.catalog.segments();
-        let oldest = segments.first().map_or_else(|| self.catalog.number_next(), |(number, _)| *number);
+        let oldest =
+            segments.first().map_or_else(|| self.catalog.number_next(), |(number, _)| *number);
         let over = self.tombstones.write().expire(oldest);
         for tenant in &over {
             self.catalog.forget_evicted(*tenant)?;

@@ -172,6 +172,14 @@ fn faulty(io: DiskIo) -> (Arc<Faults>, Arc<dyn Drive>) {
     (faults, Arc::new(drive))
 }
 
+/// A drive that writes and never syncs.
+pub(crate) fn unsyncable() -> Arc<dyn Drive> {
+    let (faults, drive) = faulty(DiskIo::Threads);
+    let fault = Fault::Error(Errno::IO);
+    faults.set(Plan { kind: Kind::Sync, spared: 0, times: usize::MAX, fault });
+    drive
+}
+
 /// A drive whose reads each take so long, by a clock that stands still otherwise.
 pub(crate) struct SlowDrive {
     pub(crate) clock: Arc<ManualClock>,

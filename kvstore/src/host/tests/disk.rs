@@ -9,8 +9,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, CacheChange, Descriptor, Flow, LocateEvent, ManualClock, ObjectKey, OfferEvent,
-    OfferOutcome, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
+    BlockStore, CacheChange, Descriptor, Durability, Flow, LocateEvent, ManualClock, ObjectKey,
+    OfferEvent, OfferOutcome, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
 };
 
 use super::{Rig, config, copies, key, sending, window_key};
@@ -400,8 +400,12 @@ fn offers_and_lookups_at_once_never_show_wrong_bytes() {
             for round in 0..400 {
                 let held = rig.block(u64::try_from(generator.below(40)).unwrap());
                 let (sink, events) = sending::<OfferEvent>();
-                let _ticket =
-                    rig.tier.offer(RequestContext::NONE, offers(&[held.descriptor()]), sink);
+                let _ticket = rig.tier.offer(
+                    RequestContext::NONE,
+                    offers(&[held.descriptor()]),
+                    Durability::Memory,
+                    sink,
+                );
                 let _outcome = next(&events);
                 if round % 20 == 0 {
                     assert!(disk.flush(FLUSH));

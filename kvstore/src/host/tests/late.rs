@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared::{BlockStore, OfferEvent, OfferOutcome, RequestContext};
+use shared::{BlockStore, Durability, OfferEvent, OfferOutcome, RequestContext};
 
 use super::{Rig, Silent, config, key, sending};
 use crate::host::HostTierConfig;
@@ -21,7 +21,7 @@ fn an_offer_that_is_not_read_in_time_is_dropped_and_lookups_go_on() {
     let held = [1, 2, 3].map(|number| rig.block(number));
     let (sink, events) = sending::<OfferEvent>();
     let offered = held.each_ref().map(SealedSlot::descriptor);
-    let _ticket = rig.tier.offer(RequestContext::NONE, offers(&offered), sink);
+    let _ticket = rig.tier.offer(RequestContext::NONE, offers(&offered), Durability::Memory, sink);
     assert!(!rig.holds(key(1)), "lookups are answered meanwhile");
     for _ in &held {
         assert_eq!(next(&events).outcome, OfferOutcome::Dropped);

@@ -9,8 +9,8 @@ use engine::{Engine, KvSlab};
 use kvstore::{Pool, ReadRequest, Seal, SealedSlot, StartCosts, Transport};
 use shared::{
     BlockName, BlockStore, CacheEvent, Clock, Flow, Grouped, LoadReport, LocateEvent, ObjectKey,
-    OfferEvent, PrefillDirectory, PrefillEvent, RequestContext, Sink, Ticket, Timestamp,
-    WorkerEvent, WorkerRank, ungrouped,
+    OfferEvent, OfferOutcome, PrefillDirectory, PrefillEvent, RequestContext, Sink, Ticket,
+    Timestamp, WorkerEvent, WorkerRank, ungrouped,
 };
 
 use crate::config::DecodeConfig;
@@ -221,9 +221,10 @@ impl Core {
         let objects = ungrouped(objects);
         let since = self.clock.now();
         let operation = self.begin(Operation::Offer { context, objects, ticket: None, since });
-        let sink = NoteSink::new(&self.mailbox, operation, descriptors.len());
-        let made =
-            self.store.offer(context, descriptors, Box::new(sink) as Box<dyn Sink<OfferEvent>>);
+        let durability = self.config.durability;
+        let sink: Box<dyn Sink<OfferEvent>> =
+            Box::new(NoteSink::new(&self.mailbox, operation, descriptors.len()));
+        let made = self.store.offer(context, descriptors, durability, sink);
         if let Some(Operation::Offer { ticket, .. }) = self.operations.get_mut(&operation) {
             *ticket = Some(made);
         }
@@ -234,6 +235,7 @@ impl Core {
         let Some(Operation::Offer { objects, .. }) = self.operations.get_mut(&operation) else {
             return;
         };
+        self.stats.offers_memory_only += u64::from(event.outcome == OfferOutcome::MemoryOnly);
         let before = objects.len();
         objects.retain(|object| object.descriptor().key != event.key);
         self.offers_open -= before - objects.len();

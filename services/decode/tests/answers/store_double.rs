@@ -2,8 +2,8 @@
 
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, Descriptor, Grouped, LocateEvent, ObjectKey, OfferEvent, RequestContext, Sink,
-    Ticket,
+    BlockStore, Descriptor, Durability, Grouped, LocateEvent, ObjectKey, OfferEvent,
+    RequestContext, Sink, Ticket,
 };
 
 /// Keeps every sink and says nothing.
@@ -39,6 +39,7 @@ impl BlockStore for SilentStore {
         &self,
         _: RequestContext,
         _: Vec<Grouped<Descriptor>>,
+        _: Durability,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         self.offers.lock().push(sink);

@@ -138,6 +138,11 @@ pub(crate) fn decode(stats: &DecodeStats, text: &mut String) {
             ("kvasir_decode_tail_rows_total", "Tail rows computed", stats.tail_rows),
             ("kvasir_decode_steps_total", "Steps computed", stats.steps),
             (
+                "kvasir_decode_offers_memory_only_total",
+                "Blocks that were to be on a drive and are in memory only",
+                stats.offers_memory_only,
+            ),
+            (
                 "kvasir_decode_offers_skipped_total",
                 "Blocks not offered to the store",
                 stats.offers_skipped,
@@ -195,6 +200,11 @@ pub(crate) fn prefill(stats: &PrefillStats, text: &mut String) {
                 "kvasir_prefill_offers_dropped_total",
                 "Objects the store did not take",
                 stats.offers_dropped,
+            ),
+            (
+                "kvasir_prefill_offers_memory_only_total",
+                "Objects that were to be on a drive and are in memory only",
+                stats.offers_memory_only,
             ),
             ("kvasir_prefill_offers_skipped_total", "Objects not offered", stats.offers_skipped),
             (
@@ -262,6 +272,16 @@ pub(crate) fn store(stats: &HostStats, text: &mut String) {
                 stats.lookups_late,
             ),
             ("kvasir_kvstore_host_onboarded_total", "Blocks brought from disk", stats.onboarded),
+            (
+                "kvasir_kvstore_host_acknowledged_total",
+                "Blocks that were durable before their offer was answered, as was asked for",
+                stats.acknowledged,
+            ),
+            (
+                "kvasir_kvstore_host_memory_only_total",
+                "Objects of which that was asked for and that are in memory only",
+                stats.memory_only,
+            ),
             (
                 "kvasir_kvstore_host_disk_too_slow_total",
                 "Keys on a drive that could not bring them in time",

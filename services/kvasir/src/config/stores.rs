@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use serde::Deserialize;
+use shared::Durability;
 
 /// How objects spread over the store nodes. All workers of a cluster should have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -19,12 +20,41 @@ pub struct StoresConfig {
     /// Objects that one worker lets store nodes copy from each other at a time, 0 to 65,536: those that were found, but not where
     /// they were looked for first. 0 copies nothing. Default 64: two groups, some 7 MB for Flash.
     pub copies_max: usize,
+    /// When workers take a block for stored: `memory`, once it is in a node's memory, or `disk`, once it is synced to its drive and
+    /// in the catalog. Default `memory`: a block that is lost costs a recompute. With `disk` a worker keeps its own copy some
+    /// milliseconds longer; what a node keeps in memory alone it says, and is counted.
+    pub durability: StoreDurability,
 }
 
 impl Default for StoresConfig {
     /// The documented default of every field.
     fn default() -> Self {
-        Self { replicas_max: 2, hot_lookups_min: 8, hot_window_s: 60, copies_max: 64 }
+        Self {
+            replicas_max: 2,
+            hot_lookups_min: 8,
+            hot_window_s: 60,
+            copies_max: 64,
+            durability: StoreDurability::Memory,
+        }
+    }
+}
+
+/// When a block counts as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StoreDurability {
+    /// In a node's memory.
+    Memory,
+    /// On its drive, too.
+    Disk,
+}
+
+impl From<StoreDurability> for Durability {
+    fn from(durability: StoreDurability) -> Self {
+        match durability {
+            StoreDurability::Memory => Self::Memory,
+            StoreDurability::Disk => Self::Disk,
+        }
     }
 }
 

@@ -20,6 +20,8 @@ pub(super) fn prefill(table: toml::Table, config: &mut PrefillConfig) -> anyhow:
         locate_wait_ms_max,
         read_wait_ms_max,
         offers_max,
+        // The same for all workers, in [stores].
+        durability: _,
         report_interval_ms,
         rows_per_second_initial,
         read_bytes_per_second_initial,
@@ -54,6 +56,8 @@ pub(super) fn decode(table: toml::Table, config: &mut DecodeConfig) -> anyhow::R
         prefill_attempts_max,
         reads_start_max,
         offers_max,
+        // The same for all workers, in [stores].
+        durability: _,
         report_interval_ms,
         rows_per_second_initial,
         read_bytes_per_second_initial,

@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use shared::{
-    BlockName, BlockStore, Clock, Descriptor, Flow, Grouped, LocateEvent, Miss, ObjectKey,
-    OfferEvent, OfferOutcome, RequestContext, Sink, Ticket, WorkerRank, owners,
+    BlockName, BlockStore, Clock, Descriptor, Durability, Flow, Grouped, LocateEvent, Miss,
+    ObjectKey, OfferEvent, OfferOutcome, RequestContext, Sink, Ticket, WorkerRank, owners,
 };
 
 use crate::config::StoresConfig;
@@ -139,7 +139,7 @@ impl Seats {
 
     fn outcome(&self, outcome: OfferOutcome) {
         let counter = match outcome {
-            OfferOutcome::Stored => &self.counted.copies_stored,
+            OfferOutcome::Stored | OfferOutcome::MemoryOnly => &self.counted.copies_stored,
             OfferOutcome::AlreadyHeld | OfferOutcome::Dropped => &self.counted.copies_dropped,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -241,13 +241,14 @@ impl BlockStore for Stores {
         &self,
         context: RequestContext,
         objects: Vec<Grouped<Descriptor>>,
+        durability: Durability,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         let nodes = (self.nodes)();
         if nodes.is_empty() {
-            return kvstore::NoStore.offer(context, objects, sink);
+            return kvstore::NoStore.offer(context, objects, durability, sink);
         }
         let orders = self.orders_of_offer(objects.iter().map(|object| object.group), &nodes);
-        Offer::start(context, &nodes, (objects, orders), sink)
+        Offer::start(context, &nodes, durability, (objects, orders), sink)
     }
 }

@@ -9,9 +9,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use shared::{
-    BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, Flow, Grouped, LocateEvent, Miss,
-    ObjectKey, OfferEvent, Prefill, PrefillEvent, PrefillRequest, RequestContext, RequestId,
-    ServeError, Sink, Ticket, TraceContext, ungrouped,
+    BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, Durability, Flow, Grouped,
+    LocateEvent, Miss, ObjectKey, OfferEvent, Prefill, PrefillEvent, PrefillRequest,
+    RequestContext, RequestId, ServeError, Sink, Ticket, TraceContext, ungrouped,
 };
 use tokio::sync::oneshot;
 use tonic::metadata::MetadataMap;
@@ -152,6 +152,7 @@ impl BlockStore for RemoteStore {
         &self,
         context: RequestContext,
         objects: Vec<Grouped<Descriptor>>,
+        durability: Durability,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         let objects = ungrouped(objects);
@@ -163,7 +164,7 @@ impl BlockStore for RemoteStore {
         };
         run(link, move |cancelled| async move {
             let Call { channel, origin, seat: _seat } = call;
-            let message = offer_request_to_wire(context, &objects);
+            let message = offer_request_to_wire(context, &objects, durability);
             let message = with_metadata(message, context.id, context.trace);
             let mut client = StoreClient::with_origin(channel, origin)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX)

@@ -1331,6 +1331,8 @@ pub struct OfferRequest {
     /// Tag of the tenant it is for; 0 is nobody's.
     #[prost(fixed64, tag = "4")]
     pub tenant: u64,
+    #[prost(enumeration = "Durability", tag = "5")]
+    pub durability: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OfferEvent {
@@ -1396,6 +1398,7 @@ pub enum OfferOutcome {
     Stored = 1,
     AlreadyHeld = 2,
     Dropped = 3,
+    MemoryOnly = 4,
 }
 impl OfferOutcome {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1408,6 +1411,7 @@ impl OfferOutcome {
             Self::Stored => "OFFER_OUTCOME_STORED",
             Self::AlreadyHeld => "OFFER_OUTCOME_ALREADY_HELD",
             Self::Dropped => "OFFER_OUTCOME_DROPPED",
+            Self::MemoryOnly => "OFFER_OUTCOME_MEMORY_ONLY",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1417,6 +1421,37 @@ impl OfferOutcome {
             "OFFER_OUTCOME_STORED" => Some(Self::Stored),
             "OFFER_OUTCOME_ALREADY_HELD" => Some(Self::AlreadyHeld),
             "OFFER_OUTCOME_DROPPED" => Some(Self::Dropped),
+            "OFFER_OUTCOME_MEMORY_ONLY" => Some(Self::MemoryOnly),
+            _ => None,
+        }
+    }
+}
+/// Where an object is to be before its offer counts as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Durability {
+    Unspecified = 0,
+    Memory = 1,
+    Disk = 2,
+}
+impl Durability {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "DURABILITY_UNSPECIFIED",
+            Self::Memory => "DURABILITY_MEMORY",
+            Self::Disk => "DURABILITY_DISK",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DURABILITY_UNSPECIFIED" => Some(Self::Unspecified),
+            "DURABILITY_MEMORY" => Some(Self::Memory),
+            "DURABILITY_DISK" => Some(Self::Disk),
             _ => None,
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kvstore::SealedSlot;
 use shared::{
-    BlockStore, Flow, Grouped, ObjectKey, OfferEvent, OfferOutcome, RequestContext, Sink, Ticket,
-    Timestamp, ungrouped,
+    BlockStore, Durability, Flow, Grouped, ObjectKey, OfferEvent, OfferOutcome, RequestContext,
+    Sink, Ticket, Timestamp, ungrouped,
 };
 
 use crate::mailbox::{Command, Mailbox, OfferId};
@@ -17,6 +17,7 @@ pub(super) struct Offers {
     open: HashMap<OfferId, Offer>,
     outstanding: usize,
     outstanding_max: usize,
+    durability: Durability,
     next_id: u64,
 }
 
@@ -29,8 +30,8 @@ struct Offer {
 }
 
 impl Offers {
-    pub(super) fn new(outstanding_max: usize) -> Self {
-        Self { open: HashMap::new(), outstanding: 0, outstanding_max, next_id: 0 }
+    pub(super) fn new(outstanding_max: usize, durability: Durability) -> Self {
+        Self { open: HashMap::new(), outstanding: 0, outstanding_max, durability, next_id: 0 }
     }
 
     pub(super) fn outstanding(&self) -> usize {
@@ -69,7 +70,7 @@ impl Offers {
         mailbox.promise(count + 1);
         let sink = OfferSink { id, mailbox: Arc::clone(mailbox), events_left: count };
         // Outcomes come through the mailbox, so the offer is in the map before one of them is handled.
-        let ticket = store.offer(context, descriptors, Box::new(sink));
+        let ticket = store.offer(context, descriptors, self.durability, Box::new(sink));
         self.open.insert(id, Offer { _ticket: ticket, pinned, since: now });
         skipped
     }

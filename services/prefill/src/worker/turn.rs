@@ -80,7 +80,7 @@ impl Loop {
         // A fresh incarnation begins with what the pool holds, so that the index needs no memory of the last one.
         reporter.cache(pool.resync_changes());
         Self {
-            offers: Offers::new(config.offers_max),
+            offers: Offers::new(config.offers_max, config.durability),
             speed: Speed::new(&config),
             signed: clock.now(),
             config,
@@ -171,6 +171,7 @@ impl Loop {
                 Some(OfferOutcome::Stored | OfferOutcome::AlreadyHeld) => {
                     self.stats.offers_stored += 1;
                 }
+                Some(OfferOutcome::MemoryOnly) => self.stats.offers_memory_only += 1,
                 Some(OfferOutcome::Dropped) => self.stats.offers_dropped += 1,
                 None => {}
             },

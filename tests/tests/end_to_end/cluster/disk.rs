@@ -93,3 +93,39 @@ fn blocks_outlive_a_restart_and_damaged_ones_are_computed_anew() {
     let (code, output) = up.stop();
     assert_eq!(code, Some(0), "{output}");
 }
+
+#[test]
+fn a_tenant_is_evicted_from_a_running_store_for_good() {
+    let counts = [(MemberRole::Prefill, 1), (MemberRole::Decode, 1), (MemberRole::Kvstore, 1)];
+    let settings =
+        format!("{EXACT}[stores]\ndurability = \"disk\"\n[disk]\ntenant_keys = \"keys\"\n");
+    let mut cluster = Hand::start_all(counts, Reads::SharedMemory, &settings);
+    let files = cluster.folder().join("disk-kvstore-1");
+    let keys = cluster.folder().join("keys/kvstore-1");
+    let prompt = long_prompt("evicted", 100);
+    let cold = cluster.answer(&prompt);
+    until("blocks were acknowledged as durable", SOON, || {
+        let blocks = cluster.metric("kvstore-1", "kvasir_kvstore_host_acknowledged_total");
+        (1.0 <= blocks).then_some(())
+    });
+    cluster.at_rest();
+    let key_files = || fs::read_dir(&keys).expect("the keys have a folder").flatten().count();
+    assert_eq!(key_files(), 1);
+    let admin = format!("http://{}", cluster.admin("kvstore-1"));
+    let evict = ["kv", "evict", "--tenant", "default", "--admin", &admin];
+    let output = run(&evict);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(key_files(), 0);
+    assert_eq!(fsck(&files), Some(0), "beside the running store");
+    cluster.kill("kvstore-1");
+    cluster.start("kvstore-1");
+    cluster.joined();
+    assert_eq!(cluster.metric("kvstore-1", "kvasir_kvstore_disk_held_blocks"), 0.0);
+    cluster.evict("device");
+    let again = cluster.answer(&prompt);
+    assert_eq!((again.text, again.cached_tokens), (cold.text, 0));
+    let elsewhere = ["kv", "evict", "--tenant", "default", "--admin"];
+    let decode = format!("http://{}", cluster.admin("decode-1"));
+    let refused = run(&[&elsewhere[..], &[decode.as_str()]].concat());
+    assert_eq!(refused.status.code(), Some(1), "a worker has no store: {refused:?}");
+}

@@ -174,7 +174,7 @@ impl View {
         all
     }
 
-    fn admin(&self, member: &str) -> SocketAddr {
+    pub(super) fn admin(&self, member: &str) -> SocketAddr {
         *self.admins.get(member).unwrap_or_else(|| panic!("{member} does not run"))
     }
 

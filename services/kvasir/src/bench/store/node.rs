@@ -15,8 +15,8 @@ use kvstore::{
 };
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, Clock, Descriptor, DpRank, Flow, Grouped, LocateEvent, ObjectKey, ObjectKind,
-    OfferEvent, OfferOutcome, RegionId, RequestContext, Ticket, WorkerId, WorkerRank,
+    BlockStore, Clock, Descriptor, DpRank, Durability, Flow, Grouped, LocateEvent, ObjectKey,
+    ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Ticket, WorkerId, WorkerRank,
 };
 use tokio::task::block_in_place;
 
@@ -127,7 +127,8 @@ impl Rig {
         };
         let offered = objects.iter().map(|slot| Grouped::<Descriptor>::alone(slot.descriptor()));
         let tier = self.tier(way)?;
-        let _ticket = tier.offer(RequestContext::NONE, offered.collect(), Box::new(sink));
+        let _ticket =
+            tier.offer(RequestContext::NONE, offered.collect(), Durability::Memory, Box::new(sink));
         Ok(Offering { _ticket, answers, count: objects.len() })
     }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use shared::{
-    Descriptor, Flow, Found, Grouped, LocateEvent, Miss, ObjectKey, OfferEvent, RequestContext,
-    Sink, Ticket,
+    Descriptor, Durability, Flow, Found, Grouped, LocateEvent, Miss, ObjectKey, OfferEvent,
+    RequestContext, Sink, Ticket,
 };
 
 use super::tickets::Tickets;
@@ -196,7 +196,8 @@ impl Lookup {
             seats.outcome(event.outcome);
             Flow::Open
         };
-        let ticket = self.nodes[node].store.offer(self.context, objects, Box::new(sink));
+        let ticket =
+            self.nodes[node].store.offer(self.context, objects, Durability::Memory, Box::new(sink));
         self.tickets.keep(ticket);
     }
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use shared::{
-    Descriptor, Flow, Grouped, ObjectKey, OfferEvent, OfferOutcome, RequestContext, Sink, Ticket,
+    Descriptor, Durability, Flow, Grouped, ObjectKey, OfferEvent, OfferOutcome, RequestContext,
+    Sink, Ticket,
 };
 
 use super::tickets::Tickets;
@@ -37,6 +38,7 @@ impl Offer {
     pub(super) fn start(
         context: RequestContext,
         nodes: &[StoreNode],
+        durability: Durability,
         (objects, orders): (Vec<Grouped<Descriptor>>, Orders),
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
@@ -57,7 +59,12 @@ impl Offer {
         for (node, objects) in batches {
             let left = objects.iter().map(|object| object.item.key).collect();
             let part = Part { offer: Arc::clone(&offer), left };
-            offer.tickets.keep(nodes[node].store.offer(context, objects, Box::new(part)));
+            offer.tickets.keep(nodes[node].store.offer(
+                context,
+                objects,
+                durability,
+                Box::new(part),
+            ));
         }
         Ticket::new(move || {
             let sink = offer.state.lock().sink.take();
@@ -122,7 +129,8 @@ fn better(one: OfferOutcome, other: OfferOutcome) -> OfferOutcome {
     let rank = |outcome| match outcome {
         OfferOutcome::Stored => 0,
         OfferOutcome::AlreadyHeld => 1,
-        OfferOutcome::Dropped => 2,
+        OfferOutcome::MemoryOnly => 2,
+        OfferOutcome::Dropped => 3,
     };
     if rank(other) < rank(one) { other } else { one }
 }

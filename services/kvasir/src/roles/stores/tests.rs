@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use shared::{
-    BlockName, BlockStore, Descriptor, DpRank, Flow, Found, Generation, Grouped, LocateEvent,
-    Location, ManualClock, Miss, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId,
-    RequestContext, Sink, SlotIndex, Ticket, WorkerId, WorkerRank, owners,
+    BlockName, BlockStore, Descriptor, DpRank, Durability, Flow, Found, Generation, Grouped,
+    LocateEvent, Location, ManualClock, Miss, ObjectKey, ObjectKind, OfferEvent, OfferOutcome,
+    RegionId, RequestContext, Sink, SlotIndex, Ticket, WorkerId, WorkerRank, owners,
 };
 
 use super::{StoreNode, Stores, StoresStats};
@@ -143,6 +143,7 @@ impl BlockStore for Node {
         &self,
         _: RequestContext,
         objects: Vec<Grouped<Descriptor>>,
+        _: Durability,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         let objects = shared::ungrouped(objects);
@@ -236,7 +237,7 @@ fn locate(stores: &Stores, keys: &[Grouped<ObjectKey>]) -> (Ticket, Vec<Option<u
 fn offer(stores: &Stores, keys: &[Grouped<ObjectKey>]) -> Vec<OfferOutcome> {
     let (events, sink) = Events::<OfferEvent>::new();
     let objects = keys.iter().copied().map(object).collect();
-    drop(stores.offer(RequestContext::NONE, objects, sink));
+    drop(stores.offer(RequestContext::NONE, objects, Durability::Memory, sink));
     assert!(events.is_over());
     let events = events.events.lock();
     let told = |key: &Grouped<ObjectKey>| {
@@ -403,7 +404,7 @@ fn a_node_that_drops_the_question_has_nothing_and_takes_nothing() {
     let (events, sink) = Events::new();
     let ticket = stores.locate(RequestContext::NONE, keys.clone(), sink);
     let (offered, sink) = Events::<OfferEvent>::new();
-    let offer = stores.offer(RequestContext::NONE, vec![object(keys[0])], sink);
+    let offer = stores.offer(RequestContext::NONE, vec![object(keys[0])], Durability::Memory, sink);
     assert!(!events.is_over() && !offered.is_over());
     let questions = std::mem::take(&mut *silent.asked.lock());
     drop(questions);
@@ -535,7 +536,7 @@ impl Churn {
             let (events, sink) = Events::new();
             let objects: Vec<_> = keys.into_iter().map(object).collect();
             let count = objects.len();
-            let ticket = self.stores.offer(RequestContext::NONE, objects, sink);
+            let ticket = self.stores.offer(RequestContext::NONE, objects, Durability::Memory, sink);
             self.calls.push(Call::Offer(events, count, ticket));
         }
     }

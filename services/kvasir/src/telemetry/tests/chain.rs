@@ -10,8 +10,8 @@ use kvstore::{
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use shared::{
-    BlockName, Decode, DecodeDirectory, DecodeEvent, Descriptor, FinishReason, Flow, Grouped,
-    ManualClock, ObjectKey, ObjectKind, PrefillEvent, RegionId, RequestContext, RequestId,
+    BlockName, Decode, DecodeDirectory, DecodeEvent, Descriptor, Durability, FinishReason, Flow,
+    Grouped, ManualClock, ObjectKey, ObjectKind, PrefillEvent, RegionId, RequestContext, RequestId,
     ServeError, Sink, StartReport, TenantTag, Ticket, Tier, TokenId, TraceContext, WindowSource,
     WorkerRank,
 };
@@ -156,7 +156,7 @@ async fn lookups_offers_and_reads_are_legs_of_the_same_trace() {
     drop(store.locate(silent, Vec::new(), listener(Flow::Open)));
     drop(store.locate(context, keys, listener(Flow::Open)));
     let offered = sources.into_iter().map(Grouped::<Descriptor>::alone).collect();
-    drop(store.offer(context, offered, listener(Flow::Open)));
+    drop(store.offer(context, offered, Durability::Memory, listener(Flow::Open)));
     drop(transport.read(context, reads, listener(Flow::Open)));
     let received = collector.spans(3).await;
     let expected = [

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kvstore::{ReadDone, ReadRequest, Transport};
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use shared::{
-    BlockStore, Descriptor, Flow, Grouped, LocateEvent, ObjectKey, OfferEvent, OfferOutcome,
-    RequestContext, Sink, Ticket, WorkerRank,
+    BlockStore, Descriptor, Durability, Flow, Grouped, LocateEvent, ObjectKey, OfferEvent,
+    OfferOutcome, RequestContext, Sink, Ticket, WorkerRank,
 };
 
 use super::{length, recorded};
@@ -68,17 +68,19 @@ impl BlockStore for TracedStore {
         &self,
         context: RequestContext,
         objects: Vec<Grouped<Descriptor>>,
+        durability: Durability,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         let offered = number("kvasir.objects", length(objects.len()));
         let Some(recording) = begin(&self.tracer, "offer", context, self.worker, offered) else {
-            return self.inner.offer(context, objects, sink);
+            return self.inner.offer(context, objects, durability, sink);
         };
         let context = RequestContext { trace: recording.context(), ..context };
         let sink = told(sink, &recording, objects.len(), |event: &OfferEvent, tally| {
-            tally.objects += u64::from(event.outcome == OfferOutcome::Stored);
+            let held = matches!(event.outcome, OfferOutcome::Stored | OfferOutcome::MemoryOnly);
+            tally.objects += u64::from(held);
         });
-        ended_with(self.inner.offer(context, objects, sink), recording)
+        ended_with(self.inner.offer(context, objects, durability, sink), recording)
     }
 }
 

@@ -220,6 +220,7 @@ impl From<OfferEvent> for v1::OfferEvent {
             OfferOutcome::Stored => v1::OfferOutcome::Stored,
             OfferOutcome::AlreadyHeld => v1::OfferOutcome::AlreadyHeld,
             OfferOutcome::Dropped => v1::OfferOutcome::Dropped,
+            OfferOutcome::MemoryOnly => v1::OfferOutcome::MemoryOnly,
         };
         Self { key: Some(event.key.into()), outcome: outcome.into() }
     }
@@ -233,6 +234,7 @@ impl TryFrom<v1::OfferEvent> for OfferEvent {
             Ok(v1::OfferOutcome::Stored) => OfferOutcome::Stored,
             Ok(v1::OfferOutcome::AlreadyHeld) => OfferOutcome::AlreadyHeld,
             Ok(v1::OfferOutcome::Dropped) => OfferOutcome::Dropped,
+            Ok(v1::OfferOutcome::MemoryOnly) => OfferOutcome::MemoryOnly,
             Ok(v1::OfferOutcome::Unspecified) | Err(_) => {
                 let found = message.outcome.to_string();
                 return Err(WireError::Unknown { field: "outcome", found });

@@ -1,8 +1,8 @@
 //! Objects, and what is asked and offered of them; the facts of a member.
 
 use shared::{
-    BlockName, Descriptor, Generation, Location, Numerics, ObjectKey, ObjectKind, RegionId,
-    RequestContext, SlotIndex,
+    BlockName, Descriptor, Durability, Generation, Location, Numerics, ObjectKey, ObjectKind,
+    RegionId, RequestContext, SlotIndex,
 };
 
 use super::{
@@ -96,6 +96,7 @@ pub(in crate::wire) fn locate_request_from_wire(
 pub(in crate::wire) fn offer_request_to_wire(
     context: RequestContext,
     objects: &[Descriptor],
+    durability: Durability,
 ) -> v1::OfferRequest {
     let RequestContext { id, trace, tenant } = context;
     v1::OfferRequest {
@@ -103,16 +104,29 @@ pub(in crate::wire) fn offer_request_to_wire(
         id: id.0.to_be_bytes().to_vec(),
         trace: trace_to_wire(trace),
         tenant: tenant.0,
+        durability: match durability {
+            Durability::Memory => v1::Durability::Memory,
+            Durability::Disk => v1::Durability::Disk,
+        }
+        .into(),
     }
 }
 
 pub(in crate::wire) fn offer_request_from_wire(
     message: v1::OfferRequest,
-) -> Result<(RequestContext, Vec<Descriptor>), WireError> {
+) -> Result<(RequestContext, Vec<Descriptor>, Durability), WireError> {
     let context = context_from_wire(&message.id, message.trace, message.tenant)?;
     bounded(message.objects.len(), OBJECTS_MAX, "objects")?;
     let objects = message.objects.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
-    Ok((context, objects))
+    let durability = match v1::Durability::try_from(message.durability) {
+        Ok(v1::Durability::Memory) => Durability::Memory,
+        Ok(v1::Durability::Disk) => Durability::Disk,
+        Ok(v1::Durability::Unspecified) | Err(_) => {
+            let found = message.durability.to_string();
+            return Err(WireError::Unknown { field: "durability", found });
+        }
+    };
+    Ok((context, objects, durability))
 }
 
 impl From<&Facts> for v1::Facts {

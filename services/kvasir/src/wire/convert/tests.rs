@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prost::Message;
 use shared::{
-    BlockName, CacheChange, CacheEvent, DecodeEvent, DecodeRequest, Descriptor, DpRank,
+    BlockName, CacheChange, CacheEvent, DecodeEvent, DecodeRequest, Descriptor, DpRank, Durability,
     FinishReason, Generation, Lineage, LoadReport, LocateEvent, Location, Miss, ObjectKey,
     ObjectKind, OfferEvent, OfferOutcome, PrefillEvent, PrefillRequest, RegionId, RequestContext,
     RequestId, Root, Sampling, ServeError, SlotIndex, StartReport, TenantTag, Tier, Timestamp,
@@ -192,7 +192,12 @@ fn events_of_requests_come_back() {
         found: MISSES.map(Err).into_iter().chain([Ok(block), Ok(window)]).collect(),
     });
     same::<_, v1::LocateEvent>(LocateEvent { found: Vec::new() });
-    for outcome in [OfferOutcome::Stored, OfferOutcome::AlreadyHeld, OfferOutcome::Dropped] {
+    for outcome in [
+        OfferOutcome::Stored,
+        OfferOutcome::AlreadyHeld,
+        OfferOutcome::MemoryOnly,
+        OfferOutcome::Dropped,
+    ] {
         same::<_, v1::OfferEvent>(OfferEvent { key: window.key, outcome });
     }
 }
@@ -236,8 +241,17 @@ fn lookups_offers_and_facts_come_back() {
     let message = through(&locate_request_to_wire(context, &keys));
     assert_eq!(locate_request_from_wire(message).unwrap(), (context, keys));
     let objects = vec![descriptor(ObjectKind::Block, 1), descriptor(ObjectKind::Window, 2)];
-    let message = through(&offer_request_to_wire(context, &objects));
-    assert_eq!(offer_request_from_wire(message).unwrap(), (context, objects));
+    for durability in [Durability::Memory, Durability::Disk] {
+        let message = through(&offer_request_to_wire(context, &objects, durability));
+        let back = offer_request_from_wire(message).unwrap();
+        assert_eq!(back, (context, objects.clone(), durability));
+    }
+    let unsaid = v1::OfferRequest {
+        durability: 0,
+        ..offer_request_to_wire(context, &objects, Durability::Disk)
+    };
+    let refused = offer_request_from_wire(unsaid).unwrap_err();
+    assert_eq!(refused.to_string(), "durability has the unknown value 0");
     let ours = facts("kvstore-3");
     assert_eq!(Facts::try_from(through(&v1::Facts::from(&ours))).unwrap(), ours);
 }
@@ -442,6 +456,7 @@ fn malformed_member_messages_name_their_field() {
         id,
         trace: None,
         tenant: 0,
+        durability: v1::Durability::Memory.into(),
     };
     let cases = [
         (told(None), "event is missing"),

@@ -200,12 +200,12 @@ impl v1::store_server::Store for StoreService {
         request: Request<v1::OfferRequest>,
     ) -> Result<Response<Self::OfferStream>, Status> {
         self.gate.admit(&request, Service::Store)?;
-        let (context, objects) =
+        let (context, objects, durability) =
             offer_request_from_wire(request.into_inner()).map_err(|error| malformed(&error))?;
         tracing::debug!(request = %context.id, trace = %context.trace, objects = objects.len(), "offer called");
         let objects: Vec<_> = objects.into_iter().map(Grouped::<Descriptor>::alone).collect();
         Ok(Response::new(event_stream(objects.len(), |sink| {
-            self.store.offer(context, objects, sink)
+            self.store.offer(context, objects, durability, sink)
         })))
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use shared::{
-    BlockStore, Decode, DecodeEvent, FinishReason, Flow, LocateEvent, Miss, OfferEvent,
+    BlockStore, Decode, DecodeEvent, Durability, FinishReason, Flow, LocateEvent, Miss, OfferEvent,
     OfferOutcome, Prefill, PrefillEvent, ServeError, StartReport, TokenId, WindowSource,
 };
 
@@ -175,11 +175,11 @@ async fn lookups_pin_and_offers_are_answered_one_by_one() {
 
     let objects = vec![descriptor(1), descriptor(2), descriptor(3)];
     let (sink, mut answers) = listen();
-    let _offer = remote.offer(CONTEXT, offered(&objects), sink);
+    let _offer = remote.offer(CONTEXT, offered(&objects), Durability::Disk, sink);
     let mut offered = offers.recv().await.unwrap();
-    assert_eq!(offered.request, (CONTEXT, objects));
+    assert_eq!(offered.request, (CONTEXT, objects, Durability::Disk));
     let answer = |name, outcome| OfferEvent { key: descriptor(name).key, outcome };
-    for event in [answer(3, OfferOutcome::Stored), answer(1, OfferOutcome::AlreadyHeld)] {
+    for event in [answer(3, OfferOutcome::Stored), answer(1, OfferOutcome::MemoryOnly)] {
         assert_eq!(offered.sink.emit(event), Flow::Open);
         assert_eq!(answers.recv().await, Some(event));
     }

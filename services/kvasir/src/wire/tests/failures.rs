@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::{
-    BlockStore, Decode, DecodeEvent, FinishReason, Flow, LocateEvent, Miss, OfferEvent,
+    BlockStore, Decode, DecodeEvent, Durability, FinishReason, Flow, LocateEvent, Miss, OfferEvent,
     OfferOutcome, Prefill, PrefillEvent, RequestContext, ServeError, TokenId,
 };
 
@@ -104,7 +104,12 @@ async fn a_dead_store_finds_nothing_and_takes_nothing() {
     let (sink, mut found) = listen();
     let _lookup = remote.locate(RequestContext::NONE, asked(&keys), sink);
     let (sink, mut answers) = listen();
-    let _offer = remote.offer(RequestContext::NONE, offered(&[descriptor(1), descriptor(2)]), sink);
+    let _offer = remote.offer(
+        RequestContext::NONE,
+        offered(&[descriptor(1), descriptor(2)]),
+        Durability::Memory,
+        sink,
+    );
     let _held = (lookups.recv().await.unwrap(), offers.recv().await.unwrap());
     server.kill().await;
     assert_eq!(found.recv().await, Some(nothing.clone()));
@@ -119,7 +124,12 @@ async fn a_dead_store_finds_nothing_and_takes_nothing() {
     let _lookup = remote.locate(RequestContext::NONE, asked(&keys), sink);
     assert_eq!(found.try_recv().unwrap(), nothing);
     let (sink, mut answers) = listen();
-    let _offer = remote.offer(RequestContext::NONE, offered(&[descriptor(1), descriptor(2)]), sink);
+    let _offer = remote.offer(
+        RequestContext::NONE,
+        offered(&[descriptor(1), descriptor(2)]),
+        Durability::Memory,
+        sink,
+    );
     for event in dropped {
         assert_eq!(answers.try_recv().unwrap(), event);
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::{
-    BlockName, BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, DpRank, Flow,
-    Generation, Grouped, Lineage, LocateEvent, Location, ManualClock, Numerics, ObjectKey,
+    BlockName, BlockStore, Decode, DecodeEvent, DecodeRequest, Descriptor, DpRank, Durability,
+    Flow, Generation, Grouped, Lineage, LocateEvent, Location, ManualClock, Numerics, ObjectKey,
     ObjectKind, OfferEvent, Prefill, PrefillEvent, PrefillRequest, RegionId, RequestContext,
     RequestId, Root, Sampling, Sink, SlotIndex, TenantTag, Ticket, TokenId, TraceContext, WorkerId,
     WorkerRank, ungrouped,
@@ -272,11 +272,13 @@ impl Prefill for Puppet<PrefillRequest, PrefillEvent> {
 /// A store whose lookups and offers both come to the test.
 pub(super) struct PuppetStore {
     lookups: Arc<Puppet<(RequestContext, Vec<ObjectKey>), LocateEvent>>,
-    offers: Arc<Puppet<(RequestContext, Vec<Descriptor>), OfferEvent>>,
+    offers: Arc<Puppet<Offered, OfferEvent>>,
 }
 
+/// What a store is offered.
+pub(super) type Offered = (RequestContext, Vec<Descriptor>, Durability);
 pub(super) type Lookups = Queue<(RequestContext, Vec<ObjectKey>), LocateEvent>;
-pub(super) type Offers = Queue<(RequestContext, Vec<Descriptor>), OfferEvent>;
+pub(super) type Offers = Queue<Offered, OfferEvent>;
 
 pub(super) fn puppet_store() -> (Arc<PuppetStore>, Lookups, Offers) {
     let (lookups, looked_up) = puppet();
@@ -298,9 +300,10 @@ impl BlockStore for PuppetStore {
         &self,
         context: RequestContext,
         objects: Vec<Grouped<Descriptor>>,
+        durability: Durability,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
-        self.offers.take((context, ungrouped(objects)), sink)
+        self.offers.take((context, ungrouped(objects), durability), sink)
     }
 }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use kvstore::{ReadDone, ReadError, ReadRequest, Transport};
 use shared::{
-    BlockStore, Descriptor, Flow, Generation, Grouped, Lineage, LocateEvent, Location, ObjectKey,
-    OfferEvent, PrefillEvent, RegionId, RequestContext, ServeError, Sink, SlotIndex, Ticket,
-    WindowSource, ungrouped,
+    BlockStore, Descriptor, Durability, Flow, Generation, Grouped, Lineage, LocateEvent, Location,
+    ObjectKey, OfferEvent, PrefillEvent, RegionId, RequestContext, ServeError, Sink, SlotIndex,
+    Ticket, WindowSource, ungrouped,
 };
 
 use super::harness::{CONFIG, Running, Setup, ids, reference, until};
@@ -173,6 +173,7 @@ impl BlockStore for Silent {
         &self,
         _: RequestContext,
         objects: Vec<Grouped<Descriptor>>,
+        _: Durability,
         sink: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         self.offered.fetch_add(objects.len(), Ordering::SeqCst);
@@ -291,6 +292,7 @@ impl BlockStore for Confused {
         &self,
         _: RequestContext,
         _: Vec<Grouped<Descriptor>>,
+        _: Durability,
         _: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         Ticket::empty()
@@ -329,6 +331,7 @@ impl BlockStore for Panicking {
         &self,
         _: RequestContext,
         _: Vec<Grouped<Descriptor>>,
+        _: Durability,
         _: Box<dyn Sink<OfferEvent>>,
     ) -> Ticket {
         Ticket::empty()
