@@ -4,6 +4,8 @@
 //! host tier, and the local transport between them; no HTTP, no router, no binary. All comparisons are bit for bit, of
 //! tokens and of the bytes of blocks, most of them on the built-in model in exact arithmetic with prompts of real text.
 //!
+//! One cluster has a disk: what is left of it when its process is killed must do ([`restored`]).
+//!
 //! What it is not: [`crate::exactness`] asks the same of the binary's own wiring; the tests of each worker stand beside it.
 //!
 //! Start reading at `lane.rs` (one sequence alone) and `cluster.rs` (everything around an answer); then [`cold`].
@@ -24,6 +26,8 @@ mod hits;
 mod lane;
 #[cfg(test)]
 mod models;
+#[cfg(test)]
+mod restored;
 #[cfg(test)]
 mod rollback;
 #[cfg(test)]

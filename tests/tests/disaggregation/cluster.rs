@@ -8,8 +8,8 @@ use std::time::Duration;
 use decode::{DecodeConfig, DecodeParts, DecodeWorker};
 use engine::{Arithmetic, Engine, KvSlab, Part};
 use kvstore::{
-    HostMemory, HostTier, HostTierConfig, HostWiring, LocalTransport, LocalTransportConfig, Pool,
-    PoolConfig, Seal, Transport,
+    DiskTier, HostMemory, HostTier, HostTierConfig, HostWiring, LocalTransport,
+    LocalTransportConfig, Pool, PoolConfig, Seal, Transport,
 };
 use prefill::{PrefillConfig, PrefillParts, PrefillWorker};
 use shared::{
@@ -95,6 +95,14 @@ pub(crate) struct Sizes {
     pub(crate) decode_slots: u32,
 }
 
+impl Sizes {
+    fn roomy() -> Self {
+        let decode = DecodeConfig { offers_max: 64, ..DecodeConfig::STANDARD };
+        let prefill = PrefillConfig { window_interval: BLOCK_TOKENS, ..PrefillConfig::STANDARD };
+        Self { prefill, decode, decode_slots: BLOCK_SLOTS }
+    }
+}
+
 /// See the module's documentation. Fields drop in order: who asks goes before who answers.
 pub(crate) struct Cluster {
     pub(crate) decode_worker: DecodeWorker,
@@ -103,24 +111,31 @@ pub(crate) struct Cluster {
     pub(crate) prefill: Party,
     pub(crate) decode: Party,
     pub(crate) store: Party,
-    _store: Arc<HostTier>,
+    pub(crate) host: Arc<HostTier>,
     _transport: Arc<LocalTransport>,
 }
 
 impl Cluster {
     /// A cluster whose prefill worker publishes a window object at every block, with room for every prompt.
     pub(crate) fn start(engines: &Engines) -> Self {
-        let decode = DecodeConfig { offers_max: 64, ..DecodeConfig::STANDARD };
-        let prefill = PrefillConfig { window_interval: BLOCK_TOKENS, ..PrefillConfig::STANDARD };
-        Self::sized(engines, Sizes { prefill, decode, decode_slots: BLOCK_SLOTS })
+        Self::sized(engines, Sizes::roomy())
+    }
+
+    /// The same over a disk.
+    pub(crate) fn start_over(engines: &Engines, disk: Arc<DiskTier>) -> Self {
+        Self::started(engines, Sizes::roomy(), Some(disk))
     }
 
     pub(crate) fn sized(engines: &Engines, sizes: Sizes) -> Self {
+        Self::started(engines, sizes, None)
+    }
+
+    fn started(engines: &Engines, sizes: Sizes, disk: Option<Arc<DiskTier>>) -> Self {
         let queue = LocalTransportConfig { queue_max: 1_024 };
         let transport = Arc::new(LocalTransport::start(queue).unwrap());
         // Time stands still: no deadline passes, and measured speeds stay the configured ones.
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
-        let host = Arc::new(start_store(&engines.decode, &transport, &clock));
+        let host = Arc::new(start_store(&engines.decode, &transport, &clock, disk));
         let store = Party { blocks: host.blocks().clone(), windows: host.windows().clone() };
         let (prefill, prefill_slab) = memories(&engines.prefill, 3, BLOCK_SLOTS);
         let (decode, decode_slab) = memories(&engines.decode, 5, sizes.decode_slots);
@@ -160,7 +175,7 @@ impl Cluster {
             prefill,
             decode,
             store,
-            _store: host,
+            host,
             _transport: transport,
         }
     }
@@ -336,6 +351,7 @@ fn start_store(
     engine: &Engine,
     transport: &Arc<LocalTransport>,
     clock: &Arc<dyn Clock>,
+    disk: Option<Arc<DiskTier>>,
 ) -> HostTier {
     let layout = engine.layout();
     let bytes = |slots: u32, slot: usize| u64::from(slots) * u64::try_from(slot).unwrap();
@@ -352,7 +368,7 @@ fn start_store(
         window_region: RegionId(2),
         transport: Arc::clone(transport) as Arc<dyn Transport>,
         clock: Arc::clone(clock),
-        disk: None,
+        disk,
     };
     HostTier::start(&config, wiring).unwrap()
 }

@@ -80,6 +80,11 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Fills a block with bytes that lay elsewhere.
+    pub(crate) fn put_block(&self, index: u32, bytes: &[u8]) {
+        self.slab.write(SlotIndex(index), &mut |target| target.copy_from_slice(bytes));
+    }
+
     /// The window object that ends at `end`.
     pub(crate) fn window(&self, end: u32) -> Vec<u8> {
         let mut object = vec![0; self.engine.layout().window_bytes()];
