@@ -51,6 +51,15 @@ pub(super) enum ReadFault {
     Again,
 }
 
+/// What a drive says that is not so, from its first transfer on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lie {
+    /// What was written is durable.
+    Synced,
+    /// All was written: the last page was not.
+    Written,
+}
+
 /// What a crash ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Crash {
@@ -76,6 +85,7 @@ struct State {
     files: BTreeMap<u64, Unsynced>,
     write_fault: Option<(usize, WriteFault)>,
     read_fault: Option<(BlockName, ReadFault)>,
+    lie: Option<Lie>,
     /// So many transfers that write are let through before the next one waits.
     hold_writes: Option<usize>,
     hold_reads: bool,
@@ -101,6 +111,13 @@ struct SimulatedQueue {
 }
 
 impl SimulatedDrive {
+    /// A drive that cannot be trusted.
+    pub(super) fn lying(lie: Lie) -> Self {
+        let drive = Self::default();
+        drive.0.state.lock().lie = Some(lie);
+        drive
+    }
+
     /// The transfer that writes after so many others fails. A later plan takes the place of this one.
     pub(super) fn fail_write(&self, spared: usize, fault: WriteFault) {
         self.0.state.lock().write_fault = Some((spared, fault));
@@ -180,7 +197,7 @@ impl SimulatedDrive {
             write_sparse(&target, &bytes);
             files.insert(fs::metadata(&target).unwrap().ino(), unsynced);
         }
-        let state = State { files, ..State::default() };
+        let state = State { files, lie: state.lie, ..State::default() };
         Self(Arc::new(Shared { state: Mutex::new(state), moved: Condvar::new() }))
     }
 }
@@ -195,7 +212,11 @@ impl Drive for SimulatedDrive {
     }
 
     fn sync(&self, file: &File) -> io::Result<()> {
-        self.0.state.lock().synced(file)
+        let mut state = self.0.state.lock();
+        match state.next_write_fault() {
+            None | Some(WriteFault::Again) => state.synced(file),
+            Some(_) => Err(Errno::IO.into()),
+        }
     }
 }
 
@@ -286,7 +307,8 @@ impl State {
             // A new file: the number of an old one is used again.
             *unsynced = Unsynced::default();
         }
-        file.write_all_at(bytes, piece.offset)?;
+        let lost = if self.lie == Some(Lie::Written) && PAGE < bytes.len() { PAGE } else { 0 };
+        file.write_all_at(&bytes[..bytes.len() - lost], piece.offset)?;
         let first = piece.offset / page_bytes();
         unsynced.pages.extend(first..first + u64::try_from(bytes.len() / PAGE).unwrap());
         match fault {
@@ -296,6 +318,9 @@ impl State {
     }
 
     fn synced(&mut self, file: &File) -> io::Result<()> {
+        if self.lie == Some(Lie::Synced) {
+            return Ok(());
+        }
         let metadata = file.metadata()?;
         let synced = Unsynced { pages: BTreeSet::new(), length: Some(metadata.len()) };
         self.files.insert(metadata.ino(), synced);

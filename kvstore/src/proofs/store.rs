@@ -17,6 +17,7 @@ use std::env;
 use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use rustix::io::Errno;
 use shared::{BlockStore, Clock, LocateEvent, ManualClock, Miss, ObjectKey, ObjectKind};
 use shared::{OfferOutcome, RequestContext, Ticket};
 
-use super::drive::{ReadFault, SimulatedDrive, WriteFault, segment_files};
+use super::drive::{Lie, ReadFault, SimulatedDrive, WriteFault, segment_files};
 use super::support::sending;
 use crate::disk::DiskConfig;
 use crate::disk::survey::{SegmentState, Survey};
@@ -38,6 +39,8 @@ use node::{Logs, Node, OBJECT_BYTES, Worker, name};
 const SCHEDULES: u64 = 240;
 /// Schedules at a time: most of each is waiting for threads and for the files of the catalog.
 const LANES: u64 = 6;
+/// Until a lie is found out; most schedules do.
+const LYING_SCHEDULES: u64 = 12;
 const STEPS: usize = 70;
 /// Different blocks, and window objects: more than a store has slots.
 const BLOCKS: u64 = 20;
@@ -83,7 +86,7 @@ impl Drop for World {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, drive: SimulatedDrive) -> Self {
         let mut generator = Generator(seed);
         let transport = LocalTransport::start(LocalTransportConfig { queue_max: 64 }).unwrap();
         let (transport, clock) = (Arc::new(transport), Arc::new(ManualClock::new()));
@@ -100,7 +103,7 @@ impl World {
             transport,
             folder,
             config,
-            drive: SimulatedDrive::default(),
+            drive,
             node: None,
             lookups: Vec::new(),
             model: Model::new(),
@@ -490,7 +493,11 @@ fn seeds() -> Range<u64> {
 }
 
 fn run(seed: u64) -> Vec<String> {
-    let mut world = World::new(seed);
+    run_on(SimulatedDrive::default(), seed)
+}
+
+fn run_on(drive: SimulatedDrive, seed: u64) -> Vec<String> {
+    let mut world = World::new(seed, drive);
     for _ in 0..STEPS {
         world.step();
     }
@@ -517,5 +524,18 @@ fn every_schedule_of_the_whole_store_keeps_what_was_acknowledged() {
 fn a_seed_gives_the_same_schedule_each_time() {
     for seed in 20_261_201..20_261_205 {
         assert_eq!(run(seed), run(seed), "seed {seed}");
+    }
+}
+
+/// Else a schedule would not notice a store that does not write or sync.
+#[test]
+fn a_drive_that_lies_is_found_out() {
+    for lie in [Lie::Synced, Lie::Written] {
+        let is_found_out = |seed: &u64| {
+            let drive = SimulatedDrive::lying(lie);
+            catch_unwind(AssertUnwindSafe(|| run_on(drive, *seed))).is_err()
+        };
+        let found = (1..=LYING_SCHEDULES).find(is_found_out);
+        assert!(found.is_some(), "{lie:?} by none of {LYING_SCHEDULES}");
     }
 }

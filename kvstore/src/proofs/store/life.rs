@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use super::super::drive::{Crash, SimulatedDrive};
+use rustix::io::Errno;
+
+use super::super::drive::{Crash, SimulatedDrive, WriteFault};
 use super::World;
 use super::node::{Node, catalog_logs, crash_catalog, start_disk};
 use crate::disk::survey::{CatalogState, Exclusive, Finding, Watcher, fsck};
@@ -73,7 +75,13 @@ impl World {
     }
 
     pub(super) fn start(&mut self) {
-        let disk = start_disk(&self.config, &self.clock, &self.drive);
+        if self.below(6) == 0 {
+            // In vain, when there is something to make durable; the next start finds what this one did.
+            self.drive.fail_write(0, WriteFault::Error(Errno::IO));
+            let error = start_disk(&self.config, &self.clock, &self.drive).err();
+            self.tell(format!("start by a drive that fails: error {}", error.is_some()));
+        }
+        let disk = start_disk(&self.config, &self.clock, &self.drive).unwrap();
         self.logs = catalog_logs(self.folder.path());
         let (transport, region) = (&self.transport, self.region_next);
         self.node = Some(Node::start(Some(disk), transport, &self.clock, region));

@@ -17,7 +17,7 @@ use shared::{
 use super::super::drive::{Crash, SimulatedDrive};
 use super::super::support::sending;
 use super::{FLUSH, block, payload, window};
-use crate::disk::{DiskConfig, DiskRead, DiskTier, DiskWiring};
+use crate::disk::{DiskConfig, DiskError, DiskRead, DiskTier, DiskWiring};
 use crate::host::{HostTier, HostTierConfig, HostWiring};
 use crate::memory::HostMemory;
 use crate::pool::{OwnedSlot, Pool, PoolConfig, Seal, SealedSlot};
@@ -150,12 +150,15 @@ impl Node {
     }
 }
 
-/// Starts the drive's tier, and waits until its threads wait.
+/// Starts the drive's tier, mends the drive and waits until its threads wait.
+///
+/// # Errors
+/// When the drive refuses.
 pub(super) fn start_disk(
     config: &DiskConfig,
     clock: &Arc<ManualClock>,
     drive: &SimulatedDrive,
-) -> Arc<DiskTier> {
+) -> Result<Arc<DiskTier>, DiskError> {
     let wiring = DiskWiring {
         block_bytes: OBJECT_BYTES,
         layout: [7; 32],
@@ -163,9 +166,11 @@ pub(super) fn start_disk(
         clock: Arc::clone(clock) as Arc<dyn Clock>,
         quotas: Arc::default(),
     };
-    let disk = DiskTier::start_on(config, wiring, |_| Arc::new(drive.clone())).unwrap();
+    let started = DiskTier::start_on(config, wiring, |_| Arc::new(drive.clone()));
+    drive.mend();
+    let disk = started?;
     assert!(disk.flush(FLUSH));
-    Arc::new(disk)
+    Ok(Arc::new(disk))
 }
 
 /// A worker's pools.
