@@ -263,6 +263,14 @@ pub(crate) fn store(stats: &HostStats, text: &mut String) {
             ("kvasir_kvstore_host_tenants", "Tenants that have some of them", stats.tenants),
         ],
     );
+    below(stats, text);
+    if let Some(stats) = &stats.disk {
+        disk::write(stats, text);
+    }
+}
+
+/// What host memory and the tiers below it have to do with each other.
+fn below(stats: &HostStats, text: &mut String) {
     counters(
         text,
         &[
@@ -294,9 +302,6 @@ pub(crate) fn store(stats: &HostStats, text: &mut String) {
             ),
         ],
     );
-    if let Some(stats) = &stats.disk {
-        disk::write(stats, text);
-    }
 }
 
 /// Appends the figures of a worker's lookups over several store nodes.

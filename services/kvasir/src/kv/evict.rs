@@ -56,7 +56,9 @@ async fn running(
                 let evicted = &answer["evicted"];
                 console.line(&format!("{url}: evicted tenant {tenant}: {evicted} names"))?;
             }
-            Err(error) => _ = refused.get_or_insert(error.context(format!("asking {url}"))),
+            Err(error) => {
+                refused.get_or_insert_with(|| error.context(format!("asking {url}")));
+            }
         }
     }
     refused.map_or(Ok(()), Err)

@@ -32,21 +32,6 @@ pub(super) fn write(stats: &DiskStats, text: &mut String) {
                 "Bytes of torn ends and damage at the start",
                 stats.lost_bytes,
             ),
-            (
-                "kvasir_kvstore_disk_scrubbed_bytes_total",
-                "Bytes that the scrub read again",
-                stats.scrubbed_bytes,
-            ),
-            (
-                "kvasir_kvstore_disk_scrub_damaged_total",
-                "Blocks that the scrub gave up",
-                stats.scrub_damaged,
-            ),
-            (
-                "kvasir_kvstore_disk_scrub_passes_total",
-                "Times that the scrub went over everything",
-                stats.scrub_passes,
-            ),
         ],
     );
     head(text, "kvasir_kvstore_disk_dropped_total", "counter", "Blocks not written, by reason");
@@ -70,11 +55,46 @@ pub(super) fn write(stats: &DiskStats, text: &mut String) {
             ("kvasir_kvstore_disk_file_bytes", "Bytes of segment files", stats.file_bytes),
             ("kvasir_kvstore_disk_file_bytes_max", "The bound on those", stats.file_bytes_max),
             ("kvasir_kvstore_disk_segments", "Segment files", stats.segments),
+            ("kvasir_kvstore_disk_queue_blocks", "Blocks that wait", stats.queue_objects),
+            ("kvasir_kvstore_disk_suspended", "1 after a write error", stats.suspended),
+        ],
+    );
+    scrub(stats, text);
+    tenants(stats, text);
+    load(stats, text);
+    retention(stats, text);
+    catalog(stats, text);
+}
+
+fn scrub(stats: &DiskStats, text: &mut String) {
+    counters(
+        text,
+        &[
             (
-                "kvasir_kvstore_disk_quarantined_pages",
-                "Places that the scrub found damaged",
-                stats.quarantined,
+                "kvasir_kvstore_disk_scrubbed_bytes_total",
+                "Bytes that the scrub read again",
+                stats.scrubbed_bytes,
             ),
+            (
+                "kvasir_kvstore_disk_scrub_damaged_total",
+                "Blocks that the scrub gave up",
+                stats.scrub_damaged,
+            ),
+            (
+                "kvasir_kvstore_disk_scrub_passes_total",
+                "Times that the scrub went over everything",
+                stats.scrub_passes,
+            ),
+        ],
+    );
+    let name = "kvasir_kvstore_disk_quarantined_pages";
+    gauges(text, &[(name, "Places that the scrub found damaged", stats.quarantined)]);
+}
+
+fn tenants(stats: &DiskStats, text: &mut String) {
+    gauges(
+        text,
+        &[
             (
                 "kvasir_kvstore_tenants_evicted",
                 "Evicted tenants of whom segments may hold bytes; 65,536 fit",
@@ -85,13 +105,8 @@ pub(super) fn write(stats: &DiskStats, text: &mut String) {
                 "Keys of tenants in memory; 4,096 fit",
                 stats.keys_loaded,
             ),
-            ("kvasir_kvstore_disk_queue_blocks", "Blocks that wait", stats.queue_objects),
-            ("kvasir_kvstore_disk_suspended", "1 after a write error", stats.suspended),
         ],
     );
-    load(stats, text);
-    retention(stats, text);
-    catalog(stats, text);
 }
 
 fn retention(stats: &DiskStats, text: &mut String) {
