@@ -361,7 +361,7 @@ impl Model for Store {
                 self.seal(&mut state, pool, slot, name);
             }
             Action::Drop(pool, slot) | Action::Evict(pool, slot) => {
-                state.free(pool, slot, self.broken)
+                state.free(pool, slot, self.broken);
             }
             Action::Forget(pool, slot) => state.forget(pool, slot, self.broken),
             Action::Pin(pool, slot) => {
