@@ -10,8 +10,9 @@ use std::thread;
 
 use crossbeam_channel::bounded;
 use shared::{
-    BlockName, BlockStore, Clock, Descriptor, Found, LocateEvent, ManualClock, Numerics, ObjectKey,
-    ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, SlotMemory, Ticket, Tier,
+    BlockName, BlockStore, Clock, Descriptor, Durability, Found, LocateEvent, ManualClock,
+    Numerics, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext,
+    SlotMemory, Ticket, Tier,
 };
 
 use super::super::drive::{Crash, SimulatedDrive};
@@ -82,7 +83,8 @@ impl Node {
     /// Offers one object, which the caller holds, and waits for the answer.
     pub(super) fn offer(&self, object: Descriptor) -> OfferOutcome {
         let (sink, events) = sending();
-        let _ticket = self.tier.offer(RequestContext::NONE, offers(&[object]), sink);
+        let _ticket =
+            self.tier.offer(RequestContext::NONE, offers(&[object]), Durability::Memory, sink);
         let event: OfferEvent = next(&events);
         event.outcome
     }
