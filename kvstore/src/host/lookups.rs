@@ -418,13 +418,15 @@ impl Lookups {
         let key = ObjectKey { kind: ObjectKind::Block, name };
         let (bytes, checksum, exact) = (found.bytes, found.checksum, found.exact);
         let source = Descriptor { key, location, bytes, checksum, exact };
-        let mut owners = self.owners.lock();
-        if owners.is_lost(found.tenant, began) {
-            return None;
-        }
         let slot = target.index();
         let sealed = self.pools.blocks.seal_read(target, &source).ok()?;
+        // Held already: it has its owner.
         if sealed.index() == slot {
+            let mut owners = self.owners.lock();
+            if owners.is_lost(found.tenant, began) {
+                self.pools.blocks.forget(&sealed.descriptor());
+                return None;
+            }
             owners.store(sealed.descriptor(), found.tenant);
             // It is pinned: others of its tenant make room for it, as far as nobody holds them.
             owners.make_room(found.tenant, 0);

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use kvstore::survey::{BlockCopy, BlockFault, Checker, Segment, SegmentState, Survey};
 use serde_json::{Value, json};
 
@@ -76,7 +76,8 @@ pub(super) fn inspect(args: &InspectArgs, now: u64, console: &mut Console) -> an
     for segment in survey.segments() {
         for copy in segment.blocks().filter(|copy| copy.name == args.name) {
             let result = segment.check(&copy, &mut checker);
-            if result.is_ok() || *segment.state() == SegmentState::Sealed {
+            let is_listed = result.is_ok() || *segment.state() == SegmentState::Sealed;
+            if is_listed && !survey.is_evicted(&copy) {
                 counts = Some((copy, result));
                 payload.clear();
                 payload.extend_from_slice(checker.payload());
@@ -86,7 +87,10 @@ pub(super) fn inspect(args: &InspectArgs, now: u64, console: &mut Console) -> an
     }
     for (copy, state, result) in &copies {
         let counted = counts.is_some_and(|(counted, _)| counted == *copy);
-        let health = result.map_or_else(|fault| fault.to_string(), |()| "intact".to_owned());
+        let mut health = result.map_or_else(|fault| fault.to_string(), |()| "intact".to_owned());
+        if survey.is_evicted(copy) {
+            health.push_str(", evicted with its tenant");
+        }
         if args.of.json {
             let mut line = copy_json(copy);
             line["state"] = json!(state);
@@ -102,16 +106,26 @@ pub(super) fn inspect(args: &InspectArgs, now: u64, console: &mut Console) -> an
                 copy.written_unix_seconds,
                 copy.exact
             );
-            let size = format!("{} bytes, crc32c {:08x}", copy.bytes, copy.checksum);
+            let size = format!(
+                "{} bytes{} of {}, crc32c {:08x}",
+                copy.bytes,
+                if copy.sealed { ", encrypted," } else { "" },
+                copy.tenant,
+                copy.checksum
+            );
             let mark = if counted { "  <- counts" } else { "" };
             console.line(&format!("{place}: {size}, {written}: {health}{mark}"))?;
         }
     }
-    let Some((_, result)) = counts else {
+    let Some((counted, result)) = counts else {
         console.progress(&format!("kvasir: no block {} can be read here", args.name));
         return Ok(false);
     };
     if let Some(path) = &args.out {
+        ensure!(
+            !counted.sealed,
+            "the block is encrypted with its tenant's key, which stays with the store"
+        );
         result.map_err(anyhow::Error::new).context("the copy that counts is not intact")?;
         write(path, &payload).with_context(|| format!("{} cannot be written", path.display()))?;
     }
@@ -191,6 +205,8 @@ fn copy_json(copy: &BlockCopy) -> Value {
         "crc32c": format!("{:08x}", copy.checksum),
         "written_unix_seconds": copy.written_unix_seconds,
         "exact": copy.exact,
+        "tenant": copy.tenant.to_string(),
+        "encrypted": copy.sealed,
     })
 }
 
