@@ -413,7 +413,7 @@ fn malformed_events_name_their_field() {
         (located(with_key(short)), "key.name has 15 bytes"),
         (fault(LocateEvent::try_from(v1::LocateEvent { found: many })), "found has 65537"),
         (offered(None, 1), "key is missing"),
-        (offered(key, 4), "outcome has the unknown value 4"),
+        (offered(key, 5), "outcome has the unknown value 5"),
     ];
     for (found, expected) in cases {
         assert!(found.starts_with(expected), "{found} should begin with {expected}");
