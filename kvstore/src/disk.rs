@@ -4,6 +4,9 @@
 //! of names lies on disk too, in the [`catalog`], and is made anew from the files when it is missing or damaged. Window
 //! objects never come here.
 //!
+//! Below it may lie an object store (`disk/object.rs`), which takes complete segments and gives them back when they are
+//! asked for.
+//!
 //! The drive is read and written past the page cache and several transfers at a time, where the system has that
 //! (`disk/io.rs`). What a read would take now is known ([`DiskLoad`]), so that a slow drive makes misses, not waits.
 //!
@@ -25,6 +28,7 @@ mod index;
 pub(crate) mod io;
 mod keys;
 mod load;
+mod object;
 mod pace;
 mod queue;
 mod reader;
@@ -37,6 +41,9 @@ mod stats;
 pub mod survey;
 mod tombstones;
 mod writer;
+
+#[cfg(test)]
+pub(crate) use object::tests as object_tests;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -57,11 +64,14 @@ pub use config::{DiskConfig, DiskError};
 pub use evict::EvictError;
 pub use io::DiskIo;
 pub use load::DiskLoad;
+pub use object::{ObjectConfig, ObjectError, ObjectStats};
 pub use retention::{PlanError, PlanVerdict, RetentionPlan, RetentionQuery, plan_retention};
 pub use stats::DiskStats;
 
 pub(crate) use ack::{Ack, Acked};
+pub(crate) use object::{Below, Connect};
 pub(crate) use reader::{DiskRead, DiskReadDone};
+pub(crate) use stats::DiskReadError;
 
 use crate::pool::SealedSlot;
 use crate::tenants::TenantQuotas;
@@ -70,6 +80,7 @@ use index::Index;
 use io::{Drive, SystemDrive};
 use keys::TenantKeys;
 use load::Load;
+use object::Remote;
 use queue::{Candidate, Queue, QueueBounds, Refused};
 use reader::Job;
 use recover::{Recovered, StartReport};
@@ -104,6 +115,7 @@ pub struct DiskTier {
     shared: Arc<Shared>,
     writes: Option<Sender<Command>>,
     reads: Option<Sender<Job>>,
+    objects: Option<object::Handles>,
     /// Disconnected when all threads have ended.
     ended: Receiver<()>,
     /// The scrub ends when it is dropped.
@@ -129,6 +141,8 @@ struct Shared {
     /// Of reads that wait or are under way.
     load: Mutex<Load>,
     counters: Counters,
+    /// The object store below, if there is one.
+    remote: Option<Remote>,
     /// From this time on what is queued is dropped.
     drain_until: AtomicU64,
     /// Reads are not begun any more.
@@ -174,6 +188,16 @@ impl DiskTier {
         wiring: DiskWiring,
         drive: impl FnOnce(&Path) -> Arc<dyn Drive>,
     ) -> Result<Self, DiskError> {
+        Self::start_over(config, wiring, drive, None)
+    }
+
+    /// The same over an object store that stands in for the configured one.
+    pub(crate) fn start_over(
+        config: &DiskConfig,
+        wiring: DiskWiring,
+        drive: impl FnOnce(&Path) -> Arc<dyn Drive>,
+        connect: Option<Connect>,
+    ) -> Result<Self, DiskError> {
         config.check(wiring.block_bytes)?;
         let numerics = DiskError::Numerics { found: wiring.numerics.0.len() };
         let identity = Identity::new(wiring.layout, &wiring.numerics).ok_or(numerics)?;
@@ -185,6 +209,7 @@ impl DiskTier {
         let drive = drive(&config.folder);
         let Recovered { index, active, number_next, report } =
             recover::recover(config, identity, &*drive, &*wiring.clock, &counters)?;
+        let remote = Remote::new(config, identity, number_next, connect)?;
         let shared = Arc::new(Shared {
             config: config.clone(),
             identity,
@@ -199,6 +224,7 @@ impl DiskTier {
             queue: Mutex::new(Queue::new(Retention::new(limits))),
             load: Mutex::new(Load::new()),
             counters,
+            remote,
             drain_until: AtomicU64::new(u64::MAX),
             closing: AtomicBool::new(false),
             _lock: lock,
@@ -225,9 +251,10 @@ impl DiskTier {
             shared,
             writes: Some(writes),
             reads: Some(reads),
+            objects: None,
             ended,
             scrub: None,
-            threads: Vec::with_capacity(config.readers + 2),
+            threads: Vec::with_capacity(config.readers + 3),
         };
         tier.spawn_all(alive, writer, &jobs)?;
         tier.tell_start(&report);
@@ -265,7 +292,9 @@ impl DiskTier {
         let sizes = index.sizes();
         let stats = counters.snapshot(&queue.lock(), index, &sizes, config, clock.unix_seconds());
         let keys_loaded = self.shared.keys.as_ref().map_or(0, |keys| format::wide(keys.loaded()));
-        DiskStats { io: self.shared.drive.io(), load: self.load(), keys_loaded, ..stats }
+        let objects = self.shared.remote.as_ref().map(|remote| remote.stats(&self.shared));
+        let io = self.shared.drive.io();
+        DiskStats { io, load: self.load(), keys_loaded, objects, ..stats }
     }
 
     /// How busy the drive is with reads now, and how fast it was lately. See [`DiskLoad::time_for`].
@@ -307,7 +336,7 @@ impl DiskTier {
             && flushed.recv_timeout(wait_max).is_ok()
     }
 
-    /// Removes all segments, those of other layouts included, and says how many blocks left. What is queued is not
+    /// Removes all segments, those of other layouts included, and says how many blocks left. Objects are deleted soon after. What is queued is not
     /// written any more. Blocks while files are removed.
     #[must_use = "the number of evicted blocks is the only report of what happened"]
     pub fn evict_all(&self) -> usize {
@@ -321,7 +350,7 @@ impl DiskTier {
         for (number, _) in segments {
             let removed = self.shared.remove_file(number);
             let index = &self.shared.index;
-            let leave = || index.remove_segment(number, &mut |_| {}).map_err(writer::refused);
+            let leave = || index.doom_segment(number).map_err(writer::refused);
             match removed.and_then(|()| leave()) {
                 Ok(objects) => evicted += objects,
                 Err(error) => {
@@ -330,6 +359,7 @@ impl DiskTier {
                 }
             }
         }
+        self.shared.objects_changed();
         self.shared.restart_budget();
         evicted
     }
@@ -483,6 +513,12 @@ impl DiskTier {
             self.spawn("kv-disk-scrub".to_owned(), &alive, move || scrub::run(&shared, &stop))?;
             self.scrub = Some(scrub);
         }
+        if let Some(remote) = &self.shared.remote {
+            let (thread, handles) = object::Thread::new(remote.config())?;
+            let shared = Arc::clone(&self.shared);
+            self.spawn("kv-object-store".to_owned(), &alive, move || thread.run(&shared))?;
+            self.objects = Some(handles);
+        }
         drop(alive);
         Ok(())
     }
@@ -512,6 +548,10 @@ impl Drop for DiskTier {
         self.shared.closing.store(true, Ordering::Release);
         self.writes = None;
         self.reads = None;
+        self.objects = None;
+        if let Some(remote) = &self.shared.remote {
+            remote.stop();
+        }
         self.scrub = None;
         if self.ended.recv_timeout(DRAIN_MAX + HANG_MAX) == Err(RecvTimeoutError::Timeout) {
             let folder = self.shared.config.folder.display();

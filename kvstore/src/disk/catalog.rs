@@ -14,6 +14,8 @@
 //! - Of two copies of a name the one in the later place counts: the higher segment number, then the higher page.
 //! - A segment is marked sealed only when as many records were entered as its seal says. [`Catalog::plan_start`] trusts
 //!   such a segment without reading it.
+//! - A segment whose file and object are there is sealed and *copied*; one whose object alone is there is *remote*, and its
+//!   bytes are none of the drive's.
 //! - Files go before entries: who removes a segment removes its file first, then calls [`Catalog::remove_segment`]. A
 //!   crash between the two leaves a row without a file, which the start removes.
 //! - A catalog of another identity, another format or with damage is emptied at its opening; the plan then loads every
@@ -30,6 +32,7 @@ mod config;
 mod evict;
 mod load;
 mod plan;
+mod remote;
 mod rows;
 mod scan;
 mod write;
@@ -245,12 +248,13 @@ impl Catalog {
         self.held.lock().segments.iter().map(|(number, segment)| (*number, *segment)).collect()
     }
 
-    /// How many segments are listed, and how many of them are foreign.
+    /// How many segments lie on the drive, and how many of them are foreign.
     #[must_use]
     pub fn segment_counts(&self) -> (usize, usize) {
         let held = self.held.lock();
         let foreign = held.segments.values().filter(|row| row.state == SegmentState::Foreign);
-        (held.segments.len(), foreign.count())
+        let far = held.segments.values().filter(|row| row.state == SegmentState::Remote);
+        (held.segments.len() - far.count(), foreign.count())
     }
 
     /// What a start has to do, given all segment files that there are. Touches nothing.
@@ -392,7 +396,7 @@ impl Catalog {
             .map_or_else(|| Some(Totals::default()), |row| Totals::decode(&row))
             .ok_or_else(|| self.damaged("the row of totals"))?;
         let segments = self.read_segments()?;
-        let file_bytes = segments.values().map(|segment| segment.bytes).sum();
+        let file_bytes = segments.values().map(Segment::drive_bytes).sum();
         Ok(Held { totals, segments, file_bytes })
     }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use super::catalog::{CACHE_BYTES, CatalogConfig, CatalogError, WRITE_BUFFER_BYTES};
 use super::format::{NUMERICS_BYTES_MAX, PAGE, record_bytes, seal_bytes, wide};
+use super::object::{ObjectConfig, ObjectError};
 use super::retention::Limits;
 
 /// Segments a store may have: each costs a file and an entry in a table, and is visited at the start.
@@ -65,6 +66,8 @@ pub struct DiskConfig {
     /// on another device than the segments and into no backup of those. With it plain blocks that are there are read as
     /// before; without it encrypted ones are not found. Default: empty.
     pub tenant_keys: PathBuf,
+    /// The object store below the drive. Default: none.
+    pub object: ObjectConfig,
 }
 
 impl DiskConfig {
@@ -87,6 +90,7 @@ impl DiskConfig {
             catalog_cache_bytes: 64 << 20,
             catalog_write_buffer_bytes: 32 << 20,
             tenant_keys: PathBuf::new(),
+            object: ObjectConfig::default(),
         }
     }
 
@@ -139,6 +143,7 @@ impl DiskConfig {
                 return Err(refused(field, found, expected));
             }
         }
+        self.object.check()?;
         self.limits(block_bytes).map(|_| ())
     }
 
@@ -200,6 +205,9 @@ pub enum DiskError {
     /// The catalog cannot be opened or brought in step with the segments.
     #[error("{0}; make room or check the drive, or remove the folder catalog to have it made anew")]
     Catalog(#[from] CatalogError),
+    /// The object store below the drive cannot be set up. One that does not answer is no error.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
     /// The system gave no thread.
     #[error("cannot start a thread of the disk tier: {0}")]
     Thread(io::Error),

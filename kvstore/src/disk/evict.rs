@@ -68,6 +68,10 @@ impl DiskTier {
 impl Shared {
     /// Forgets evictions that no segment matters for any more.
     pub(super) fn expire_tombstones(&self) -> io::Result<()> {
+        // What lies in the object store is not known before its list was read.
+        if self.remote.as_ref().is_some_and(|remote| !remote.is_listed()) {
+            return Ok(());
+        }
         // One that is under way writes the list itself.
         let Some(_evicting) = self.evicting.try_lock() else { return Ok(()) };
         if self.index.expire_tombstones().map_err(refused)? {

@@ -7,6 +7,7 @@
 //! look up or change block for the catalog's database.
 
 mod changes;
+mod remote;
 mod tenants;
 
 use std::collections::HashMap;
@@ -241,6 +242,9 @@ impl Index {
     pub(super) fn expired(&self, limits: &Limits, now: u64) -> Result<Vec<u64>, CatalogError> {
         let mut expired = Vec::new();
         for (number, segment) in self.catalog.segments() {
+            if segment.state == SegmentState::Remote {
+                continue;
+            }
             if now < segment.newest_unix_seconds {
                 self.catalog.age_segment(number, now)?;
             } else if limits.is_over(segment.newest_unix_seconds, now) {
@@ -259,7 +263,8 @@ impl Index {
     /// Records in each segment that has some, and the second of its newest write, oldest first.
     pub(super) fn records(&self) -> impl Iterator<Item = (usize, u64)> {
         let segments = self.catalog.segments().into_iter();
-        let ours = segments.filter(|(_, segment)| 0 < segment.records);
+        let ours = segments
+            .filter(|(_, segment)| 0 < segment.records && segment.state != SegmentState::Remote);
         ours.map(|(_, segment)| {
             let records = usize::try_from(segment.records).expect("16 GiB hold fewer records");
             (records, segment.newest_unix_seconds)

@@ -262,6 +262,8 @@ impl Reader<'_> {
                 let now = shared.clock.unix_seconds();
                 shared.counters.read_at_age(now.saturating_sub(entry.written_unix_seconds));
             }
+            // The file left a moment ago, its object did not.
+            (Some(entry), Err(DiskReadError::Gone)) if shared.index.is_copied(entry.segment) => {}
             (Some(entry), Err(error)) if error != DiskReadError::Unopened => {
                 let forgotten = shared.index.forget(name, &entry);
                 let is_news = !matches!(error, DiskReadError::Gone | DiskReadError::Keyless);
@@ -294,7 +296,7 @@ impl Reader<'_> {
 }
 
 /// Copies a record's payload into the slot, checks what is there then, and decrypts it there.
-fn check(
+pub(super) fn check(
     read: &mut DiskRead,
     entry: &Entry,
     record: &[u8],

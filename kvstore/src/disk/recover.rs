@@ -28,6 +28,10 @@ use super::segment::{self, OpenSegment, Walk};
 use super::stats::Counters;
 use super::tombstones::Tombstones;
 
+/// Where a node with an object store and a new catalog begins to number its segments, for each second since the Unix epoch. It
+/// makes fewer than that, so that a later life of the node has higher numbers.
+const NUMBERS_PER_SECOND: u64 = 65_536;
+
 /// What a start found.
 pub(super) struct Recovered {
     pub(super) index: Index,
@@ -99,7 +103,17 @@ fn attempt(
         tracing::warn!(%folder, segments = files.len(), "{reason}; it is made anew from the segments");
     }
     let (tombstones, unfinished) = bury(folder, &catalog)?;
-    let StartPlan { trusted, load, gone } = catalog.plan_start(&files);
+    let StartPlan { trusted, load, mut gone, remote } = catalog.plan_start(&files);
+    if config.object.is_on() {
+        for number in &remote {
+            catalog.mark_remote(*number)?;
+        }
+    } else {
+        // Nobody can read them; with the object store back, its list is read in again.
+        let segments = catalog.segments().into_iter();
+        gone.extend(segments.filter(|(_, row)| row.state == SegmentState::Remote).map(|row| row.0));
+        gone.extend(remote);
+    }
     for number in &gone {
         catalog.remove_segment(*number, &mut |_| {})?;
     }
@@ -128,7 +142,11 @@ fn attempt(
         dropped: gone.len(),
         took: clock.now().since(began),
     };
-    let number_next = behind.max(catalog.number_next());
+    let mut number_next = behind.max(catalog.number_next());
+    if config.object.is_on() && matches!(report.catalog, Found::Rebuild(_)) {
+        // Above the numbers of all objects of a store whose catalog and drive were lost: nobody has read them yet.
+        number_next = number_next.max(clock.unix_seconds().saturating_mul(NUMBERS_PER_SECOND));
+    }
     let opens_sealed = !config.tenant_keys.as_os_str().is_empty();
     let index = Index::new(catalog, tombstones, opens_sealed);
     index.take_out(&unfinished)?;

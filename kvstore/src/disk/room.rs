@@ -12,8 +12,7 @@ impl Shared {
         let now = self.clock.unix_seconds();
         let expired = self.index.expired(&self.limits, now).map_err(refused)?;
         for number in expired {
-            self.remove_file(number)?;
-            let objects = self.index.remove_segment(number, &mut |_| {}).map_err(refused)?;
+            let objects = self.leave_drive(number, &mut |_| {})?;
             self.counters.segment_expired(objects);
             tracing::debug!(number, objects, "a segment left after its retention");
         }
@@ -38,9 +37,7 @@ impl Shared {
     /// oldest ones: the disk is smaller than it was at the last start.
     pub(super) fn shrink(&self, bytes_max: u64, spared: Option<u64>) -> io::Result<()> {
         while bytes_max < self.index.catalog().file_bytes() {
-            let segments = self.index.catalog().segments();
-            let mut numbers = segments.iter().map(|(number, _)| *number);
-            let oldest = numbers.find(|number| Some(*number) != spared);
+            let oldest = self.index.on_drive().find(|number| Some(*number) != spared);
             let Some(number) = self.index.oldest_foreign().or(oldest) else {
                 return Ok(());
             };
@@ -50,12 +47,10 @@ impl Shared {
     }
 
     fn remove_early(&self, number: u64) -> io::Result<()> {
-        self.remove_file(number)?;
         let (now, mut early) = (self.clock.unix_seconds(), 0);
-        let removed = self.index.remove_segment(number, &mut |entry| {
+        let objects = self.leave_drive(number, &mut |entry| {
             early += usize::from(!self.limits.is_over(entry.written_unix_seconds, now));
-        });
-        let objects = removed.map_err(refused)?;
+        })?;
         self.counters.segment_dropped(objects, early);
         tracing::debug!(number, objects, early, "a segment was removed to make room");
         Ok(())

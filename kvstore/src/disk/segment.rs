@@ -10,6 +10,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -244,26 +245,40 @@ pub(super) fn read_table(file: &File, number: u64) -> io::Result<Option<Vec<Reco
     let Some(seal) = Seal::decode(&seal).filter(|seal| seal.segment == number) else {
         return Ok(None);
     };
-    let table = read_record(file, number, u64::from(seal.table_page) * PAGE, bytes)?;
-    let Some(table) = table.filter(|table| table.kind == RecordKind::Table) else {
-        return Ok(None);
-    };
-    let listed = u64::from(seal.records) * wide(RECORD_HEADER_BYTES) == u64::from(table.bytes);
-    if !listed || table.end() + PAGE != bytes {
-        return Ok(None);
-    }
-    let mut payload = vec![0; payload_bytes(table.bytes)];
-    file.read_exact_at(&mut payload, table.payload_offset())?;
-    if crc32c::crc32c(&payload) != table.checksum {
-        return Ok(None);
+    let Some(range) = table_range(&seal, bytes) else { return Ok(None) };
+    let length = usize::try_from(range.end - range.start).expect("16 GiB hold fewer records");
+    let mut table = vec![0; length];
+    file.read_exact_at(&mut table, range.start)?;
+    Ok(table_records(&seal, &table))
+}
+
+/// Where the table of a sealed segment of so many bytes lies, its header included, padding not; None when there is no room
+/// for it.
+pub(super) fn table_range(seal: &Seal, bytes: u64) -> Option<Range<u64>> {
+    let start = u64::from(seal.table_page) * PAGE;
+    let records = usize::try_from(seal.records).ok()?;
+    let whole = PAGE <= start && start + seal_bytes(records) == bytes;
+    whole.then(|| start..start + wide(RECORD_HEADER_BYTES) * (wide(records) + 1))
+}
+
+/// The records in the bytes of such a range; None when they do not agree with the seal.
+pub(super) fn table_records(seal: &Seal, bytes: &[u8]) -> Option<Vec<RecordHeader>> {
+    let (head, payload) = bytes.split_first_chunk::<RECORD_HEADER_BYTES>()?;
+    let table = RecordHeader::decode(head)?;
+    let placed = table.kind == RecordKind::Table
+        && table.segment == seal.segment
+        && table.page == seal.table_page
+        && payload_bytes(table.bytes) == payload.len();
+    if !placed || crc32c::crc32c(payload) != table.checksum {
+        return None;
     }
     let (headers, _) = payload.as_chunks::<RECORD_HEADER_BYTES>();
     let records = headers.iter().map(|header| {
         let record = RecordHeader::decode(header)?;
-        let inside = record.segment == number && record.end() <= table.offset();
+        let inside = record.segment == seal.segment && record.end() <= table.offset();
         (record.kind == RecordKind::Block && inside).then_some(record)
     });
-    Ok(records.collect())
+    records.collect()
 }
 
 /// Where the last bytes end that were ever written: what lies behind was only reserved. The end of the file where the file

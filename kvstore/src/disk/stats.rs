@@ -8,13 +8,14 @@ use super::format::wide;
 use super::index::Index;
 use super::io::DiskIo;
 use super::load::DiskLoad;
+use super::object::ObjectStats;
 use super::queue::Queue;
 use super::scrub::{ScrubCounters, Scrubbed};
 
 /// A snapshot of the disk tier. Counts are since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Blocks that are durable and can be read from disk now.
+    /// Blocks that are durable and can be read from disk now, or from the object store below it.
     pub objects_held: u64,
     /// Their payload bytes.
     pub bytes_held: u64,
@@ -119,6 +120,8 @@ pub struct DiskStats {
     pub io: DiskIo,
     /// How busy it is with reads now.
     pub load: DiskLoad,
+    /// The object store below; None without one.
+    pub objects: Option<ObjectStats>,
 }
 
 /// The ends of the first three classes of ages, in seconds.
@@ -154,6 +157,9 @@ pub(crate) enum DiskReadError {
     /// The system refused the read; the block is not found any more.
     #[error("the system refused to read the block")]
     Refused,
+    /// The object store does not answer now; the block may be found later.
+    #[error("the object store does not answer")]
+    Unanswered,
 }
 
 /// The counters, written by callers and all threads of the tier.
@@ -197,7 +203,9 @@ impl Counters {
             Err(DiskReadError::Gone) => add(&self.read_gone, 1),
             Err(DiskReadError::Keyless) => add(&self.read_keyless, 1),
             Err(DiskReadError::Corrupt) => add(&self.corrupt, 1),
-            Err(DiskReadError::Refused | DiskReadError::Unopened) => add(&self.read_errors, 1),
+            Err(DiskReadError::Refused | DiskReadError::Unopened | DiskReadError::Unanswered) => {
+                add(&self.read_errors, 1);
+            }
         }
     }
 
@@ -311,6 +319,7 @@ impl Counters {
             catalog_disk_bytes: catalog.disk_bytes,
             io: DiskIo::default(),
             load: DiskLoad::default(),
+            objects: None,
         }
     }
 

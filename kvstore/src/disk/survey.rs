@@ -10,6 +10,7 @@
 
 mod catalog;
 mod fsck;
+mod objects;
 mod repair;
 mod tenants;
 mod usage;
@@ -26,6 +27,7 @@ pub use super::check::{BlockFault, Checker};
 pub use super::pace::Pace;
 pub use catalog::{CatalogCheck, CatalogState, Rebuilt};
 pub use fsck::{Checked, Damage, Finding, Watcher, fsck};
+pub use objects::ObjectSegment;
 pub use repair::{Exclusive, Repair};
 pub use usage::{Ages, StateBytes, TenantBytes, Usage, tenants};
 

@@ -92,7 +92,7 @@ pub(crate) fn wiring(clock: &Arc<ManualClock>) -> DiskWiring {
 }
 
 /// Nobody's block, to be written.
-fn put(block: SealedSlot) -> Put {
+pub(crate) fn put(block: SealedSlot) -> Put {
     Put { block, tenant: TenantTag::NONE, ack: None }
 }
 

@@ -450,6 +450,7 @@ impl Writer {
         self.enter_unsynced()?;
         self.shared.index.seal(number, &seal).map_err(refused)?;
         self.active = None;
+        self.shared.objects_changed();
         Ok(())
     }
 

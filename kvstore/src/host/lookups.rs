@@ -8,7 +8,7 @@
 //! known how they were kept.
 //!
 //! Reads decide: what the drive could not bring within the time of a lookup, as busy and as fast as it is now, is answered
-//! as not found at once. Then a block is read now and then that nobody waits for, to notice when the drive is fast again.
+//! as not found at once; the same holds for the object store below it. Then a block is read now and then that nobody waits for, to notice when the drive is fast again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,7 +24,9 @@ use shared::{
 use super::owners::Owners;
 use super::stats::{Counters, count};
 use super::{Common, Pools};
-use crate::disk::{Ack, DiskRead, DiskReadDone, DiskTier, Put, Taken};
+use crate::disk::{
+    Ack, Below, DiskLoad, DiskRead, DiskReadDone, DiskReadError, DiskTier, Put, Taken,
+};
 use crate::pool::SealedSlot;
 use crate::recent::Recent;
 
@@ -84,8 +86,8 @@ pub(super) struct Lookups {
     /// By number, so by age: all wait equally long. At most `onboard_lookups_max`.
     pending: BTreeMap<u64, Pending>,
     number_next: u64,
-    /// When a drive that is too slow is tried next.
-    trial_at: Timestamp,
+    /// When a drive that is too slow is tried next, and when the object store is.
+    trial_at: [Timestamp; 2],
     /// How the blocks that were stored last were kept, those that left included.
     kept: Recent<Kept>,
 }
@@ -163,7 +165,7 @@ impl Lookups {
             reading: HashMap::new(),
             pending: BTreeMap::new(),
             number_next: 0,
-            trial_at: Timestamp(0),
+            trial_at: [Timestamp(0); 2],
         };
         (lookups, answers)
     }
@@ -254,10 +256,12 @@ impl Lookups {
     /// A read from disk came back: seals the block and gives it to all lookups that wait for it.
     pub(super) fn settle(&mut self, done: DiskReadDone) {
         let name = done.name;
+        let unanswered = matches!(done.result, Err(DiskReadError::Unanswered));
         let Reading { places, began } =
             self.reading.remove(&name).unwrap_or(Reading { places: Vec::new(), began: 0 });
         let sealed = self.seal(done, began);
-        self.kept.put(name, if sealed.is_some() { Kept::Drive } else { Kept::Damaged });
+        let is_kept = sealed.is_some() || unanswered;
+        self.kept.put(name, if is_kept { Kept::Drive } else { Kept::Damaged });
         self.keep(sealed.iter());
         for place in places {
             let Some(pending) = self.pending.get_mut(&place.lookup) else {
@@ -271,6 +275,7 @@ impl Lookups {
                         pending.found[place.key] = Ok(slot.descriptor());
                     }
                 }
+                None if unanswered => pending.found[place.key] = Err(Miss::TooSlow),
                 None => pending.found[place.key] = Err(Miss::Damaged),
             }
             pending.missing -= 1;
@@ -343,7 +348,7 @@ impl Lookups {
         }
     }
 
-    /// Starts reading what is on disk alone, and says how many of the keys are to be waited for.
+    /// Starts reading what is below host memory alone, and says how many of the keys are to be waited for.
     fn onboard(
         &mut self,
         lookup: u64,
@@ -359,19 +364,42 @@ impl Lookups {
             wanted.then_some((index, key.name))
         });
         let (places, names): (Vec<usize>, Vec<BlockName>) = wanted.unzip();
-        let held = disk.tier.contains_all(&names);
-        let missing = places.into_iter().zip(names).zip(held);
-        let missing: Vec<(usize, BlockName)> =
-            missing.filter_map(|(place, held)| held.then_some(place)).collect();
-        for (key, _) in &missing {
-            found[*key] = Err(Miss::NoRoom);
+        let held = disk.tier.places(&names);
+        let (mut drive, mut objects) = (Vec::new(), Vec::new());
+        for ((key, name), below) in places.into_iter().zip(names).zip(held) {
+            match below {
+                Some(Below::Drive) => drive.push((key, name)),
+                Some(Below::Objects) => objects.push((key, name)),
+                None => continue,
+            }
+            found[key] = Err(Miss::NoRoom);
         }
-        if !missing.is_empty() && disk.tier.config().onboard_lookups_max <= self.pending.len() {
-            count(&self.counters.onboard_refused, missing.len());
+        let missing = drive.len() + objects.len();
+        if missing != 0 && disk.tier.config().onboard_lookups_max <= self.pending.len() {
+            count(&self.counters.onboard_refused, missing);
             return 0;
         }
-        let in_time = disk.in_time(missing.len());
-        count(&self.counters.disk_too_slow, missing.len() - in_time);
+        // The drive first: what is had from it takes the slots that there are.
+        self.onboard_from(Below::Drive, lookup, &drive, found, now)
+            + self.onboard_from(Below::Objects, lookup, &objects, found, now)
+    }
+
+    /// The same of blocks that lie in one place, as many as come in time from there.
+    fn onboard_from(
+        &mut self,
+        below: Below,
+        lookup: u64,
+        missing: &[(usize, BlockName)],
+        found: &mut [Found],
+        now: Timestamp,
+    ) -> usize {
+        let Some(disk) = &self.disk else { return 0 };
+        let (too_slow, trial_at) = match below {
+            Below::Drive => (&self.counters.disk_too_slow, &mut self.trial_at[0]),
+            Below::Objects => (&self.counters.object_too_slow, &mut self.trial_at[1]),
+        };
+        let in_time = disk.in_time(below, missing.len());
+        count(too_slow, missing.len() - in_time);
         let (missing, slow) = missing.split_at(in_time);
         for (key, _) in slow {
             found[*key] = Err(Miss::TooSlow);
@@ -385,7 +413,7 @@ impl Lookups {
                 places
                     .retain(|place| place.lookup == lookup || pending.contains_key(&place.lookup));
                 places.push(place);
-            } else if disk.begin(&self.pools, name, self.reading.len()) {
+            } else if disk.begin(below, &self.pools, name, self.reading.len()) {
                 let began = self.owners.lock().begin();
                 self.reading.insert(name, Reading { places: vec![place], began });
             } else {
@@ -398,11 +426,12 @@ impl Lookups {
         }
         // Whatever is being read already tells how fast the drive is.
         if let [(_, name), ..] = slow
-            && self.reading.is_empty()
-            && self.trial_at <= now
+            && disk.load(below).is_some_and(|load| load.queued_reads == 0)
+            && !self.reading.contains_key(name)
+            && *trial_at <= now
         {
-            self.trial_at = now.after(TRIAL_INTERVAL);
-            if disk.begin(&self.pools, *name, 0) {
+            *trial_at = now.after(TRIAL_INTERVAL);
+            if disk.begin(below, &self.pools, *name, self.reading.len()) {
                 let began = self.owners.lock().begin();
                 self.reading.insert(*name, Reading { places: Vec::new(), began });
             }
@@ -463,22 +492,35 @@ impl From<Taken> for Kept {
 }
 
 impl Disk {
-    /// How many of so many blocks, in their order, can come within the time of a lookup.
-    fn in_time(&self, blocks: usize) -> usize {
-        let (load, block_bytes) = (self.tier.load(), self.tier.read_bytes());
+    /// How many of so many blocks, in their order, can come from there within the time of a lookup.
+    fn in_time(&self, below: Below, blocks: usize) -> usize {
+        let block_bytes = self.tier.read_bytes();
+        let Some(load) = self.load(below) else { return 0 };
         let is_in_time =
             |reads: &u64| load.time_for(*reads, reads.saturating_mul(block_bytes)) <= self.wait_max;
         (1..).take(blocks).take_while(is_in_time).count()
     }
 
+    /// None while it is left alone.
+    fn load(&self, below: Below) -> Option<DiskLoad> {
+        match below {
+            Below::Drive => Some(self.tier.load()),
+            Below::Objects => self.tier.object_load(),
+        }
+    }
+
     /// Starts reading a block into a slot of its own; false when there is no slot or no room for a read.
-    fn begin(&self, pools: &Pools, name: BlockName, reading: usize) -> bool {
+    fn begin(&self, below: Below, pools: &Pools, name: BlockName, reading: usize) -> bool {
         if self.tier.config().reads_max <= reading {
             return false;
         }
         let Some(target) = pools.blocks.reserve(1).ok().and_then(|mut slots| slots.pop()) else {
             return false;
         };
-        self.tier.read(DiskRead { name, target }, &self.done).is_ok()
+        let read = DiskRead { name, target };
+        match below {
+            Below::Drive => self.tier.read(read, &self.done).is_ok(),
+            Below::Objects => self.tier.read_object(read, &self.done).is_ok(),
+        }
     }
 }

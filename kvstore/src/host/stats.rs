@@ -51,6 +51,8 @@ pub struct HostStats {
     pub onboard_refused: u64,
     /// Keys answered as not found although they are on disk: to read them would have taken longer than a lookup waits.
     pub disk_too_slow: u64,
+    /// The same of keys that are in the object store alone: it is too slow, or left alone after an error.
+    pub object_too_slow: u64,
     /// Window objects that grew too old.
     pub windows_expired: u64,
     /// Blocks held now.
@@ -102,6 +104,7 @@ pub(super) struct Counters {
     pub(super) onboarded: AtomicU64,
     pub(super) onboard_refused: AtomicU64,
     pub(super) disk_too_slow: AtomicU64,
+    pub(super) object_too_slow: AtomicU64,
     pub(super) windows_expired: AtomicU64,
 }
 
@@ -155,6 +158,7 @@ impl Counters {
             onboarded: read(&self.onboarded),
             onboard_refused: read(&self.onboard_refused),
             disk_too_slow: read(&self.disk_too_slow),
+            object_too_slow: read(&self.object_too_slow),
             windows_expired: read(&self.windows_expired),
             blocks_held: held[0],
             blocks_max: wide(blocks.total()),

@@ -22,6 +22,7 @@ use crate::transport::{
 mod disk;
 mod late;
 mod none;
+mod objects;
 mod reasons;
 
 const TTL: Duration = Duration::from_secs(60);

@@ -155,8 +155,8 @@ fn an_evicted_tenant_never_comes_back_whatever_the_catalog_is_made_from() {
         let gone =
             CacheChange::Removed { tier: Tier::Disk, names: ones.clone().map(name).collect() };
         assert!(told.contains(&gone), "{told:?}");
-        assert_eq!(store.in_memory(ones.clone()), []);
-        assert_eq!(store.on_disk(ones.clone()), []);
+        assert_eq!(store.in_memory(ones.clone()), [0_u64; 0]);
+        assert_eq!(store.on_disk(ones.clone()), [0_u64; 0]);
         assert_eq!(store.on_disk(twos.clone()), all(twos.clone()));
         assert_eq!(store.rig.tier.tenant_bytes(ONE), 0);
         // In the same second nothing of it goes to disk, later it does.
@@ -269,7 +269,7 @@ fn encrypted_blocks_come_back_and_only_with_their_key() {
     drop(store);
     // Without keys they are there, and not found; plain blocks come beside them.
     let plain = open(&folder, None, unbounded(), 100);
-    assert_eq!(plain.on_disk(0..6), []);
+    assert_eq!(plain.on_disk(0..6), [0_u64; 0]);
     plain.write(ONE, 6..8);
     drop(plain);
     let store = open(&folder, Some(&keys), unbounded(), 100);

@@ -57,7 +57,7 @@ pub struct Config {
     pub decode: DecodeConfig,
     /// The host tier of the block store.
     pub store: HostTierConfig,
-    /// The drive of each store node; its folder stands at the member.
+    /// The drive of each store node, whose folder stands at the member, and the object store below it.
     pub disk: DiskConfig,
     /// How objects spread over the store nodes, as workers see them.
     pub stores: StoresConfig,
@@ -155,6 +155,10 @@ impl Config {
         {
             *secret = folder.join(&*secret);
         }
+        let credentials = &mut config.disk.object.credentials_file;
+        if let (false, Some(folder)) = (credentials.as_os_str().is_empty(), path.parent()) {
+            *credentials = folder.join(&*credentials);
+        }
         Ok(config)
     }
 
@@ -177,6 +181,7 @@ impl Config {
         tables::decode(table("decode")?, &mut config.decode)?;
         tables::store(table("store")?, &mut config.store)?;
         tables::disk(table("disk")?, &mut config.disk)?;
+        tables::object_store(table("object_store")?, &mut config.disk.object)?;
         config.stores = table("stores")?.try_into().context("[stores]")?;
         config.prefill.durability = config.stores.durability.into();
         config.decode.durability = config.stores.durability.into();
@@ -186,7 +191,7 @@ impl Config {
         config.router = table("router")?;
         if let Some(name) = tables.keys().next() {
             bail!(
-                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, stores, tenants, transport, telemetry"
+                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, object_store, stores, tenants, transport, telemetry"
             );
         }
         config.check()?;
@@ -335,6 +340,9 @@ mod tests {
             ("[store]\nttl = 1\n", "store.ttl"),
             ("[store]\nbatch_max = 0\n", "batch_max"),
             ("[disk]\nreaders = 0\n", "readers"),
+            ("[object_store]\nurl = \"cache\"\n", "s3://bucket/prefix"),
+            ("[object_store]\nurl = \"s3://a\"\ngets_max = 0\n", "gets_max"),
+            ("[object_store]\nsecret = 1\n", "object_store.secret"),
             ("[stores]\nreplicas_max = 4\n", "stores.replicas_max"),
             ("[stores]\nhot_window_s = 0\n", "stores.hot_window_s"),
             ("[stores]\nreplicas = 2\n", "replicas"),

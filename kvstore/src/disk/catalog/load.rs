@@ -35,7 +35,7 @@ impl Catalog {
         let inside = records.iter().all(|record| record.entry.segment == *number);
         assert!(inside, "a segment holds its own records");
         let _writing = self.writing.lock();
-        self.remove(*number, &mut |_| {})?;
+        self.remove(*number, None, &mut |_| {})?;
         let foreign = *state == SegmentState::Foreign;
         let begun = if foreign { SegmentState::Foreign } else { SegmentState::Open };
         let newest_unix_seconds = if records.is_empty() { *changed_unix_seconds } else { 0 };

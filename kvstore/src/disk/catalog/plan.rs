@@ -22,6 +22,8 @@ pub struct StartPlan {
     pub load: Vec<u64>,
     /// In the catalog without a file: to be removed from it, before anything is written under a new number.
     pub gone: Vec<u64>,
+    /// The same, but with a copy in the object store, where alone they are from now on.
+    pub remote: Vec<u64>,
 }
 
 /// Sealed in the catalog means that it had entered all records of the seal's count; the database keeps the order of its
@@ -31,13 +33,22 @@ pub(super) fn plan(segments: &BTreeMap<u64, Segment>, files: &[SegmentFile]) -> 
     let files: BTreeMap<u64, u64> = files.iter().map(|file| (file.number, file.bytes)).collect();
     let mut plan = StartPlan::default();
     for (number, bytes) in &files {
-        let agrees = segments
-            .get(number)
-            .is_some_and(|segment| segment.state != SegmentState::Open && segment.bytes == *bytes);
+        let agrees = segments.get(number).is_some_and(|segment| {
+            let known = segment.state.is_sealed() || segment.state == SegmentState::Foreign;
+            known && segment.bytes == *bytes
+        });
         let list = if agrees { &mut plan.trusted } else { &mut plan.load };
         list.push(*number);
     }
-    plan.gone.extend(segments.keys().filter(|number| !files.contains_key(number)));
+    for (number, segment) in segments.iter().filter(|(number, _)| !files.contains_key(number)) {
+        match segment.state {
+            SegmentState::Remote => {}
+            SegmentState::Copied => plan.remote.push(*number),
+            SegmentState::Open | SegmentState::Sealed | SegmentState::Foreign => {
+                plan.gone.push(*number);
+            }
+        }
+    }
     plan
 }
 
@@ -60,6 +71,11 @@ mod tests {
             (None, Some(10), "load"),
             (Some((SegmentState::Sealed, 10)), None, "gone"),
             (Some((SegmentState::Open, 10)), None, "gone"),
+            (Some((SegmentState::Copied, 10)), Some(10), "trusted"),
+            (Some((SegmentState::Copied, 10)), Some(9), "load"),
+            (Some((SegmentState::Copied, 10)), None, "remote"),
+            (Some((SegmentState::Remote, 10)), Some(10), "load"),
+            (Some((SegmentState::Remote, 10)), None, "nothing"),
         ];
         let (mut segments, mut files, mut expected) =
             (BTreeMap::new(), Vec::new(), StartPlan::default());
@@ -69,6 +85,8 @@ mod tests {
             match fate {
                 "trusted" => expected.trusted.push(number),
                 "load" => expected.load.push(number),
+                "remote" => expected.remote.push(number),
+                "nothing" => {}
                 _ => expected.gone.push(number),
             }
         }

@@ -8,6 +8,7 @@
 //!                                            written u64, flags u8 (bit 0: exact, bit 1: sealed)
 //! family `places`    segment u64, page u32   name [16]
 //! family `default`   's', segment u64        bytes u64, records u64, oldest u64, newest u64, state u8
+//!                                            (0 open, 1 sealed, 2 foreign, 3 copied, 4 remote)
 //!                    't', tenant u64         objects u64, payload bytes u64
 //!                    'e', tenant u64         second u64, segments u64, done u8: disk/tombstones.rs
 //!                    "mf"                    version u32, identity [32]
@@ -128,6 +129,24 @@ pub enum SegmentState {
     Sealed,
     /// Of another layout, numerics or version: its names are unknown, its bytes count.
     Foreign,
+    /// As [`SegmentState::Sealed`], and the whole file lies in the object store, too.
+    Copied,
+    /// It lies in the object store alone: there is no file, and its bytes are not those of the drive.
+    Remote,
+}
+
+impl SegmentState {
+    /// Whether an object is there.
+    #[must_use]
+    pub fn is_copied(self) -> bool {
+        matches!(self, Self::Copied | Self::Remote)
+    }
+
+    /// Whether there is a complete file whose records are all known.
+    #[must_use]
+    pub fn is_sealed(self) -> bool {
+        matches!(self, Self::Sealed | Self::Copied)
+    }
 }
 
 /// A row of the segment table.
@@ -135,7 +154,7 @@ pub enum SegmentState {
 pub struct Segment {
     /// What it is.
     pub state: SegmentState,
-    /// Bytes of its file.
+    /// Bytes of its file, or of its object when there is no file.
     pub bytes: u64,
     /// Records entered, also those whose name has a newer copy by now or was forgotten.
     pub records: u64,
@@ -149,6 +168,21 @@ impl Segment {
     /// Without records.
     pub(super) fn empty(state: SegmentState, bytes: u64) -> Self {
         Self { state, bytes, records: 0, oldest_unix_seconds: 0, newest_unix_seconds: 0 }
+    }
+
+    /// The row of an object that is to be deleted, its names gone: what no segment has, an oldest write at the end of time.
+    pub(in crate::disk) fn doomed(bytes: u64) -> Self {
+        Self { oldest_unix_seconds: u64::MAX, ..Self::empty(SegmentState::Remote, bytes) }
+    }
+
+    /// Whether it is such a row.
+    pub(in crate::disk) fn is_doomed(&self) -> bool {
+        *self == Self::doomed(self.bytes)
+    }
+
+    /// Bytes on the drive.
+    pub(super) fn drive_bytes(&self) -> u64 {
+        if self.state == SegmentState::Remote { 0 } else { self.bytes }
     }
 
     /// A record was written to it.
@@ -173,6 +207,8 @@ impl Segment {
             SegmentState::Open => 0,
             SegmentState::Sealed => 1,
             SegmentState::Foreign => 2,
+            SegmentState::Copied => 3,
+            SegmentState::Remote => 4,
         });
         bytes
     }
@@ -187,6 +223,8 @@ impl Segment {
             0 => SegmentState::Open,
             1 => SegmentState::Sealed,
             2 => SegmentState::Foreign,
+            3 => SegmentState::Copied,
+            4 => SegmentState::Remote,
             _ => return None,
         };
         Some(Self { state, bytes, records, oldest_unix_seconds, newest_unix_seconds })
@@ -385,7 +423,13 @@ mod tests {
             let entry = Entry { exact, sealed, ..entry() };
             check(entry.encode(), &|bytes| Entry::decode(bytes) == Some(entry));
         }
-        for state in [SegmentState::Open, SegmentState::Sealed, SegmentState::Foreign] {
+        for state in [
+            SegmentState::Open,
+            SegmentState::Sealed,
+            SegmentState::Foreign,
+            SegmentState::Copied,
+            SegmentState::Remote,
+        ] {
             let segment = Segment {
                 state,
                 bytes: 1,

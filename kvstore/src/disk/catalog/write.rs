@@ -141,7 +141,7 @@ impl Catalog {
         removed: &mut dyn FnMut(&[Record]),
     ) -> Result<u64, CatalogError> {
         let _writing = self.writing.lock();
-        self.remove(number, removed)
+        self.remove(number, None, removed)
     }
 
     /// Takes everything out: names, segments and tenants, but not who was evicted. Numbers are not used again. Blocks until the space is freed.
@@ -205,7 +205,9 @@ impl Catalog {
         let mut put: HashMap<BlockName, Entry> = HashMap::with_capacity(records.len());
         let (mut entered, mut new) = (0, Vec::new());
         for (Record { name, entry }, held) in records.iter().zip(held) {
-            let open = |segment: &&mut Segment| segment.state == SegmentState::Open;
+            let open = |segment: &&mut Segment| {
+                matches!(segment.state, SegmentState::Open | SegmentState::Remote)
+            };
             let Some(segment) = change.segment(entry.segment).filter(open) else { continue };
             segment.enter(entry);
             entered += 1;
@@ -229,14 +231,15 @@ impl Catalog {
         Ok(())
     }
 
-    /// [`Catalog::remove_segment`], with the lock on writing held.
+    /// [`Catalog::remove_segment`], with the lock on writing held. `left` is the row that stays.
     pub(super) fn remove(
         &self,
         number: u64,
+        left: Option<Segment>,
         removed: &mut dyn FnMut(&[Record]),
     ) -> Result<u64, CatalogError> {
         let Some(segment) = self.segment(number) else { return Ok(0) };
-        if segment.state == SegmentState::Sealed {
+        if segment.state.is_sealed() {
             // Half of its names gone, nobody may trust it any more.
             self.amend(number, |segment| segment.state = SegmentState::Open)?;
         }
@@ -249,7 +252,7 @@ impl Catalog {
             }
             first = next;
             if first.is_none() {
-                change.segments.insert(number, None);
+                change.segments.insert(number, left);
                 let (from, until) = (rows::place_key(number, 0), rows::place_end(number));
                 change.batch.delete_range_cf(self.family(PLACES), from, until);
             }
@@ -311,12 +314,12 @@ impl Catalog {
         for (number, segment) in segments {
             let before = match segment {
                 Some(segment) => {
-                    held.file_bytes += segment.bytes;
+                    held.file_bytes += segment.drive_bytes();
                     held.segments.insert(number, segment)
                 }
                 None => held.segments.remove(&number),
             };
-            held.file_bytes -= before.map_or(0, |before| before.bytes);
+            held.file_bytes -= before.map_or(0, |before| before.drive_bytes());
         }
         Ok(())
     }

@@ -8,10 +8,9 @@ use std::fs::File;
 
 use super::{Exclusive, SurveyError};
 use crate::disk::catalog::{
-    Catalog, CatalogAudit, CatalogConfig, CatalogError, Existing, RebuildReason, Record,
-    SegmentContents, SegmentState, StartPlan,
+    Catalog, CatalogAudit, CatalogError, Existing, RebuildReason, Record, SegmentContents,
+    StartPlan,
 };
-use crate::disk::config::CATALOG_FOLDER;
 use crate::disk::format::{Identity, SegmentHeader, wide};
 use crate::disk::recover::{self, Loaded};
 use crate::disk::segment;
@@ -74,7 +73,7 @@ impl Exclusive {
     /// # Errors
     /// When the catalog cannot be read.
     pub fn check_catalog(&self) -> Result<CatalogState, SurveyError> {
-        Ok(match Catalog::open_read_only(&self.catalog_config())? {
+        Ok(match Catalog::open_read_only(&self.survey().catalog_config())? {
             Existing::Unusable(reason) => CatalogState::Unusable(reason),
             Existing::Ready(catalog, identity) => {
                 let (check, _) = self.compare(&catalog, &identity)?;
@@ -88,7 +87,7 @@ impl Exclusive {
     /// # Errors
     /// When the catalog cannot be read or changed.
     pub fn mend_catalog(&self) -> Result<CatalogState, SurveyError> {
-        let config = self.catalog_config();
+        let config = self.survey().catalog_config();
         let identity = match Catalog::open_read_only(&config)? {
             Existing::Unusable(reason) => return Ok(CatalogState::Unusable(reason)),
             Existing::Ready(_, identity) => identity,
@@ -116,7 +115,7 @@ impl Exclusive {
         let newest = self.survey().numbers().iter().rev().find_map(|number| self.identity(*number));
         // Without any segment a start takes whatever is there for that of another store, and makes it anew.
         let identity = newest.map_or([0; 32], |identity| identity.fingerprint());
-        let (catalog, _) = Catalog::open(&self.catalog_config(), identity)?;
+        let (catalog, _) = Catalog::open(&self.survey().catalog_config(), identity)?;
         self.rebuild(&catalog, &identity)?;
         let (segments, usage) = (catalog.segments(), catalog.usage());
         catalog.close()?;
@@ -142,15 +141,15 @@ impl Exclusive {
         let folder = self.survey().folder();
         let files = recover::segment_files(folder)
             .map_err(|source| SurveyError::Folder { folder: folder.to_owned(), source })?;
-        let StartPlan { trusted, load, gone } = catalog.plan_start(&files);
+        let StartPlan { trusted, load, gone, remote } = catalog.plan_start(&files);
         let mut check = CatalogCheck {
-            unsettled: wide(load.len() + gone.len()),
+            unsettled: wide(load.len() + gone.len() + remote.len()),
             contradictions: contradictions(&catalog.audit()?),
             ..CatalogCheck::default()
         };
         let mut differing = Vec::new();
         for number in trusted {
-            if catalog.segment(number).is_none_or(|row| row.state != SegmentState::Sealed) {
+            if catalog.segment(number).is_none_or(|row| !row.state.is_sealed()) {
                 continue;
             }
             let records = self.contents(number, identity).map_or_else(Vec::new, |it| it.records);
@@ -182,10 +181,6 @@ impl Exclusive {
         let header = segment::read_header(&file).ok().flatten()?;
         let header = SegmentHeader::decode(&header).ok()?;
         (header.number == number).then_some(header.identity)
-    }
-
-    fn catalog_config(&self) -> CatalogConfig {
-        CatalogConfig::in_folder(self.survey().folder().join(CATALOG_FOLDER))
     }
 }
 

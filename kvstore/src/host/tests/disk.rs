@@ -41,12 +41,12 @@ fn offer(rig: &Rig, disk: &DiskTier, numbers: impl IntoIterator<Item = u64>) {
     }
 }
 
-fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<ObjectKey> {
+pub(super) fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<ObjectKey> {
     numbers.into_iter().map(key).collect()
 }
 
 /// The numbers of the keys that were found, after checking their bytes.
-fn fetch(rig: &Rig, found: &[Option<Descriptor>]) -> Vec<Option<u64>> {
+pub(super) fn fetch(rig: &Rig, found: &[Option<Descriptor>]) -> Vec<Option<u64>> {
     let target = pool(3, 1);
     let mut numbers = Vec::new();
     for source in found {

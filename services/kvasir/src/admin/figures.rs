@@ -1,6 +1,7 @@
 //! Pools, placement and workers in the Prometheus text format.
 
 mod disk;
+mod objects;
 
 use std::fmt::{Display, Write};
 
@@ -266,6 +267,9 @@ pub(crate) fn store(stats: &HostStats, text: &mut String) {
     below(stats, text);
     if let Some(stats) = &stats.disk {
         disk::write(stats, text);
+        if let Some(stats) = &stats.objects {
+            objects::write(stats, text);
+        }
     }
 }
 
@@ -294,6 +298,11 @@ fn below(stats: &HostStats, text: &mut String) {
                 "kvasir_kvstore_host_disk_too_slow_total",
                 "Keys on a drive that could not bring them in time",
                 stats.disk_too_slow,
+            ),
+            (
+                "kvasir_kvstore_host_object_too_slow_total",
+                "Keys in an object store that could not bring them in time",
+                stats.object_too_slow,
             ),
             (
                 "kvasir_kvstore_host_onboard_refused_total",
@@ -437,7 +446,7 @@ const WRITES: &str = "writing to a string never fails";
 
 #[cfg(test)]
 mod tests {
-    use kvstore::{DiskStats, HostStats};
+    use kvstore::{DiskStats, HostStats, ObjectStats};
     use prefill::PrefillStats;
 
     use super::{head, prefill, sample, store};
@@ -457,7 +466,8 @@ mod tests {
     fn counters_end_in_total_and_each_name_comes_once() {
         let mut text = String::new();
         prefill(&PrefillStats::default(), &mut text);
-        let disk = Some(DiskStats::default());
+        let objects = Some(ObjectStats::default());
+        let disk = Some(DiskStats { objects, ..DiskStats::default() });
         store(&HostStats { disk, ..HostStats::default() }, &mut text);
         let mut names = Vec::new();
         for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {

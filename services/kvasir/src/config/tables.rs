@@ -3,7 +3,7 @@
 
 use anyhow::bail;
 use decode::DecodeConfig;
-use kvstore::{DiskConfig, HostTierConfig, PeerTransportConfig};
+use kvstore::{DiskConfig, HostTierConfig, ObjectConfig, PeerTransportConfig};
 use prefill::PrefillConfig;
 use router::{AdmissionConfig, CostConfig, LoadConfig, RecordConfig, ResyncConfig, RouterConfig};
 
@@ -118,6 +118,8 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
         catalog_cache_bytes,
         catalog_write_buffer_bytes,
         tenant_keys,
+        // A table of its own.
+        object: _,
     } = config;
     let mut reader = Reader::new("disk", table);
     reader.set("bytes_max", bytes_max)?;
@@ -134,6 +136,43 @@ pub(super) fn disk(table: toml::Table, config: &mut DiskConfig) -> anyhow::Resul
     reader.set("catalog_cache_bytes", catalog_cache_bytes)?;
     reader.set("catalog_write_buffer_bytes", catalog_write_buffer_bytes)?;
     reader.set("tenant_keys", tenant_keys)?;
+    reader.finish()
+}
+
+pub(super) fn object_store(table: toml::Table, config: &mut ObjectConfig) -> anyhow::Result<()> {
+    let ObjectConfig {
+        url,
+        endpoint,
+        region,
+        allow_http,
+        credentials_file,
+        // Of each store node its member's name.
+        node: _,
+        retention_hours,
+        bytes_max,
+        part_bytes,
+        parts_max,
+        gets_max,
+        reads_max,
+        read_ms_max,
+        retries_max,
+        segments_max,
+    } = config;
+    let mut reader = Reader::new("object_store", table);
+    reader.set("url", url)?;
+    reader.set("endpoint", endpoint)?;
+    reader.set("region", region)?;
+    reader.set("allow_http", allow_http)?;
+    reader.set("credentials_file", credentials_file)?;
+    reader.set("retention_hours", retention_hours)?;
+    reader.set("bytes_max", bytes_max)?;
+    reader.set("part_bytes", part_bytes)?;
+    reader.set("parts_max", parts_max)?;
+    reader.set("gets_max", gets_max)?;
+    reader.set("reads_max", reads_max)?;
+    reader.set("read_ms_max", read_ms_max)?;
+    reader.set("retries_max", retries_max)?;
+    reader.set("segments_max", segments_max)?;
     reader.finish()
 }
 

@@ -84,8 +84,10 @@ fn segments(
 ) -> anyhow::Result<()> {
     let exclusive = Exclusive::lock(folder)?;
     let survey = exclusive.survey();
+    let objects = survey.objects()?;
     if let Some(number) = args.segment
         && !survey.numbers().contains(&number)
+        && !objects.iter().any(|object| object.number == number)
     {
         bail!("there is no segment {number}; kvasir kv ls shows those that are there");
     }
@@ -109,9 +111,20 @@ fn segments(
             segments += 1;
         }
     }
+    let doomed: Vec<u64> = objects
+        .iter()
+        .filter(|object| match (args.segment, args.older_than) {
+            (Some(wanted), _) => wanted == object.number,
+            (None, None) => args.all,
+            (None, Some(seconds)) => object.newest_unix_seconds.saturating_add(seconds) < now,
+        })
+        .map(|object| object.number)
+        .collect();
+    exclusive.doom_objects(&doomed)?;
     if args.json {
         let line = json!({
-            "segments": segments, "blocks": blocks, "bytes": bytes, "kept_unread": kept_unread
+            "segments": segments, "blocks": blocks, "bytes": bytes, "kept_unread": kept_unread,
+            "objects": doomed.len()
         });
         console.line(&line.to_string())?;
         return Ok(());
@@ -120,6 +133,12 @@ fn segments(
     if 0 < kept_unread {
         line.push_str(&format!(
             "; {kept_unread} that cannot be read were kept, --segment removes them"
+        ));
+    }
+    if !doomed.is_empty() {
+        line.push_str(&format!(
+            "; {} objects are not read any more, the store deletes them when it runs again",
+            doomed.len()
         ));
     }
     console.line(&line)?;

@@ -5,7 +5,9 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use kvstore::survey::{BlockCopy, BlockFault, Checker, Segment, SegmentState, Survey};
+use kvstore::survey::{
+    BlockCopy, BlockFault, Checker, ObjectSegment, Segment, SegmentState, Survey,
+};
 use serde_json::{Value, json};
 
 use super::units::{show_age, show_bytes};
@@ -38,6 +40,11 @@ pub(super) fn ls(args: &ListArgs, now: u64, console: &mut Console) -> anyhow::Re
         } else {
             segment_line(&segment, now)
         };
+        console.line(&line)?;
+    }
+    for object in survey.objects()?.iter().filter(|object| !object.on_drive) {
+        let line =
+            if args.of.json { object_json(object).to_string() } else { object_line(object, now) };
         console.line(&line)?;
     }
     Ok(())
@@ -159,6 +166,33 @@ fn segment_line(segment: &Segment, now: u64) -> String {
         age(segment.written().map(|(oldest, _)| oldest)),
         age(segment.written().map(|(_, newest)| newest)),
     )
+}
+
+/// A segment that lies in the object store alone: its payload and its header are not read.
+fn object_line(object: &ObjectSegment, now: u64) -> String {
+    format!(
+        "{:>8} {:<8} {:>7} {:>10} {:>8} {:>10} {:>8} {:>8}  {:<16} -",
+        object.number,
+        "remote",
+        "-",
+        show_bytes(object.bytes),
+        object.records,
+        "-",
+        show_age(now, object.oldest_unix_seconds),
+        show_age(now, object.newest_unix_seconds),
+        "-"
+    )
+}
+
+fn object_json(object: &ObjectSegment) -> Value {
+    json!({
+        "segment": object.number,
+        "state": "remote",
+        "object_bytes": object.bytes,
+        "records": object.records,
+        "oldest_unix_seconds": object.oldest_unix_seconds,
+        "newest_unix_seconds": object.newest_unix_seconds,
+    })
 }
 
 fn segment_json(segment: &Segment) -> Value {

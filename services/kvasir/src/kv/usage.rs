@@ -15,8 +15,16 @@ pub(super) fn du(args: &DuArgs, now: u64, console: &mut Console) -> anyhow::Resu
         return du_tenants(args, &survey, console);
     }
     let usage = Usage::of(&survey, now);
+    let remote = survey.objects()?.into_iter().filter(|object| !object.on_drive);
+    let (mut objects, mut object_bytes) = (0_u64, 0_u64);
+    for object in remote {
+        objects += 1;
+        object_bytes += object.bytes;
+    }
     if args.of.json {
-        console.line(&object(&usage).to_string())?;
+        let mut line = object(&usage);
+        line["remote"] = json!({"segments": objects, "bytes": object_bytes});
+        console.line(&line.to_string())?;
         return Ok(());
     }
     let line = |what: &str, bytes: u64, more: &str| {
@@ -42,6 +50,10 @@ pub(super) fn du(args: &DuArgs, now: u64, console: &mut Console) -> anyhow::Resu
         line("segment headers and tables", usage.structure_bytes, ""),
         line("torn, damaged, unreadable", usage.lost_bytes, ""),
     ]);
+    if 0 < objects {
+        let more = format!("{objects} segments");
+        lines.push(line("in the object store alone", object_bytes, &more));
+    }
     if let Some(amplification) = usage.amplification() {
         lines.push(String::new());
         lines.push(format!("{amplification:.3} bytes of files for each byte of live payload"));

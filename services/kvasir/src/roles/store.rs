@@ -81,7 +81,8 @@ fn start(base: &Base, transport: &Arc<PeerTransport>) -> anyhow::Result<HostTier
                 // Nodes on one host read the same file, and none may delete the keys of another.
                 tenant_keys.push(&base.me.name);
             }
-            let config = DiskConfig { folder: folder.clone(), tenant_keys, ..disk.clone() };
+            let mut config = DiskConfig { folder: folder.clone(), tenant_keys, ..disk.clone() };
+            config.object.node.clone_from(&base.me.name);
             let wiring = DiskWiring {
                 block_bytes: layout.block_bytes(),
                 layout: layout.fingerprint(),

@@ -131,10 +131,11 @@ fn a_start_reads_only_what_is_not_trusted() {
     let open_bytes = catalog.segment(3).unwrap().bytes;
     let plan =
         catalog.plan_start(&[file(1, 1 << 20), file(2, 999), file(3, open_bytes), file(4, 4_096)]);
-    let expected = StartPlan { trusted: vec![1], load: vec![2, 3, 4], gone: vec![] };
+    let expected =
+        StartPlan { trusted: vec![1], load: vec![2, 3, 4], gone: vec![], remote: vec![] };
     assert_eq!(plan, expected);
     let plan = catalog.plan_start(&[file(2, 1 << 20)]);
-    let expected = StartPlan { trusted: vec![2], load: vec![], gone: vec![1, 3] };
+    let expected = StartPlan { trusted: vec![2], load: vec![], gone: vec![1, 3], remote: vec![] };
     assert_eq!(plan, expected);
     // The file of segment 1 went, then the process died.
     for number in plan.gone {
@@ -153,7 +154,7 @@ fn an_interrupted_rebuild_goes_on_where_it_was() {
     let (catalog, found) = open(&crashed);
     assert_eq!(found, Found::Crashed);
     let plan = catalog.plan_start(&[file(1, 1 << 20), file(2, 1 << 20)]);
-    assert_eq!(plan, StartPlan { trusted: vec![1], load: vec![2], gone: vec![] });
+    assert_eq!(plan, StartPlan { trusted: vec![1], load: vec![2], gone: vec![], remote: vec![] });
 }
 
 #[test]
