@@ -26,7 +26,9 @@ impl Exclusive {
             keys::delete_key(folder, tenant).map_err(file_error("delete a key in", folder))?;
         }
         let survey = self.survey();
-        let last = survey.numbers().last().copied().unwrap_or(0);
+        let files = survey.numbers().last().copied();
+        let objects = survey.objects()?.last().map(|object| object.number);
+        let last = files.max(objects).unwrap_or(0);
         let stone = Tombstone { second: unix_seconds, segments: last.saturating_add(1) };
         let mut stones = survey.tombstones.clone();
         let path = survey.folder().join(tombstones::FILE);

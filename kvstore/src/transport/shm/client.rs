@@ -91,9 +91,10 @@ pub(in crate::transport) async fn read(
     let (core, limits) = (run.core(), run.limits());
     let permit = limits.within(member.lines.permits.acquire()).await?;
     let _permit = permit.expect("the semaphore is never closed");
-    let mut line = match member.lines.take(path) {
+    let idle = member.lines.take(path);
+    let mut is_new = idle.is_none();
+    let mut line = match idle {
         Some(line) => line,
-        // No idle connection, or dead ones, as after a restart of the peer.
         None => match limits.within(connect(core, path)).await {
             Ok(Some(line)) => line,
             Ok(None) | Err(_) => return Ok(None),
@@ -115,7 +116,16 @@ pub(in crate::transport) async fn read(
                     Err(Lost) => {
                         // The others are as dead, and each would keep all of its memory mapped.
                         member.lines.clear();
-                        return Err(ReadError::PeerLost { region: run.region() });
+                        if is_new {
+                            return Err(ReadError::PeerLost { region: run.region() });
+                        }
+                        // The peer was started anew since this connection was made.
+                        is_new = true;
+                        match limits.within(connect(core, path)).await {
+                            Ok(Some(made)) => line = made,
+                            Ok(None) | Err(_) => return Ok(None),
+                        }
+                        continue;
                     }
                 }
             }
