@@ -62,7 +62,7 @@ pub enum MemoryError {
 /// [`HostMemory`]: zeroed when it is built, its pages present as far as the system had them, one lock per slot.
 ///
 /// The locks are this process's own. A reader in another process takes none: it looks at the marks behind the slots, of
-/// which the first says whether the segment may be read at all, and the others what each slot holds ([`slot_mark`]).
+/// which the first says whether the segment may be read at all, and the others what each slot holds (`slot_mark`).
 #[derive(Debug)]
 pub struct SharedMemory {
     file: OwnedFd,
