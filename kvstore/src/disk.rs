@@ -23,6 +23,7 @@ pub mod catalog;
 mod check;
 mod config;
 mod evict;
+mod folder;
 mod format;
 mod index;
 pub(crate) mod io;
@@ -49,7 +50,7 @@ pub(crate) use object::tests as object_tests;
 pub(crate) mod tests;
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -75,6 +76,7 @@ pub(crate) use stats::DiskReadError;
 
 use crate::pool::SealedSlot;
 use crate::tenants::TenantQuotas;
+use folder::{lock, open_keys};
 use format::{Identity, record_bytes};
 use index::Index;
 use io::{Drive, SystemDrive};
@@ -92,8 +94,6 @@ use writer::{Command, Queued, Writer};
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// How much longer it may take until the threads are left behind: a drive that hangs.
 const HANG_MAX: Duration = Duration::from_secs(10);
-/// The file that is locked.
-const LOCK_FILE: &str = "lock";
 
 /// What a disk tier needs to know besides its settings.
 #[derive(Clone)]
@@ -583,32 +583,5 @@ impl Shared {
 impl fmt::Debug for DiskTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DiskTier").field("config", self.config()).finish_non_exhaustive()
-    }
-}
-
-fn open_keys(config: &DiskConfig) -> Result<Option<TenantKeys>, DiskError> {
-    let folder = &config.tenant_keys;
-    if folder.as_os_str().is_empty() {
-        return Ok(None);
-    }
-    let what = "use the folder of the tenants' keys";
-    let failed = |source| DiskError::File { what, path: folder.clone(), source };
-    TenantKeys::open(folder).map(Some).map_err(failed)
-}
-
-fn lock(folder: &Path) -> Result<File, DiskError> {
-    let failed = |what, path| move |source: std::io::Error| DiskError::File { what, path, source };
-    fs::create_dir_all(folder).map_err(failed("make the folder", folder.to_owned()))?;
-    let path = folder.join(LOCK_FILE);
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(failed("open", path.clone()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(DiskError::Locked { folder: folder.to_owned() }),
-        Err(TryLockError::Error(source)) => Err(failed("lock", path)(source)),
     }
 }

@@ -8,6 +8,7 @@ use super::fsck::check_segment;
 use super::{Checked, Checker, Segment, SegmentState, Survey, SurveyError, Watcher};
 use crate::disk::DiskError;
 use crate::disk::append::Appender;
+use crate::disk::folder::{LOCK_FILE, lock};
 use crate::disk::format::wide;
 use crate::disk::io::{DiskIo, SystemDrive};
 use crate::disk::segment::{self, OpenSegment};
@@ -56,12 +57,12 @@ impl Exclusive {
     pub fn lock(folder: &Path) -> Result<Self, SurveyError> {
         // First, so that no lock file is made where there is no store.
         let survey = Survey::open(folder)?;
-        let path = folder.join(crate::disk::LOCK_FILE);
+        let path = folder.join(LOCK_FILE);
         if survey.numbers.is_empty() && !path.exists() {
             let source = io::Error::new(io::ErrorKind::NotFound, "no segments in it");
             return Err(SurveyError::Folder { folder: folder.to_owned(), source });
         }
-        let lock = crate::disk::lock(folder).map_err(|error| match error {
+        let lock = lock(folder).map_err(|error| match error {
             DiskError::Locked { .. } => SurveyError::Locked { lock: path.clone() },
             DiskError::File { what, path, source } => SurveyError::File { what, path, source },
             other => file_error("lock", &path)(io::Error::other(other)),
