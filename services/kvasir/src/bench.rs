@@ -5,6 +5,7 @@ mod figures;
 pub mod handoff;
 pub mod ladder;
 mod rig;
+pub mod router;
 pub mod store;
 mod text;
 pub mod transport;

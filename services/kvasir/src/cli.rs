@@ -24,7 +24,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, registry};
 
-pub use bench::{HandoffArgs, StoreArgs, TransportArgs};
+pub use bench::{HandoffArgs, RouterArgs, StoreArgs, TransportArgs};
 
 use crate::clock::SystemClock;
 use crate::config::{Config, show};
@@ -360,7 +360,7 @@ fn dispatch(command: Command, tap: &LogTap, console: &mut Console) -> anyhow::Re
         Command::Golden(args) => golden::run(&args, console),
         Command::Demo(args) => block_on(demo::run(&args, clock, console)),
         Command::Kv { which } => kv::run(&which, clock, console),
-        Command::Bench { which } => block_on(which.run(&clock, console)).map(|()| true),
+        Command::Bench { which } => block_on(which.run(tap, &clock, console)).map(|()| true),
     }
 }
 

@@ -66,6 +66,7 @@ pub(crate) async fn run(
         replicas: Replicas { router: 1, prefill: 1, decode: 1, kvstore: 2 },
         settings: SETTINGS.parse().context("the settings of the demo")?,
         listen: None,
+        unmodelled: false,
         drain: DRAIN,
     };
     let mut cluster = LocalCluster::start(options, Arc::clone(&clock), &mut stop).await?;

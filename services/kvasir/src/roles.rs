@@ -11,6 +11,7 @@ mod front;
 mod peers;
 mod store;
 pub(crate) mod stores;
+mod unmodelled;
 mod worker;
 
 use std::sync::Arc;
@@ -41,6 +42,23 @@ pub(crate) async fn run(
         MemberRole::Prefill | MemberRole::Decode => worker::run(base, console).await,
         MemberRole::Kvstore => store::run(base, console).await,
     };
+    telemetry.shutdown().await;
+    outcome
+}
+
+/// Runs a decode worker without a model, for `kvasir bench router`.
+///
+/// # Errors
+/// As for [`run`].
+pub(crate) async fn run_unmodelled(
+    args: &RoleArgs,
+    tap: &LogTap,
+    clock: Arc<dyn Clock>,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    let base = Base::open(MemberRole::Decode, args, tap, clock).await?;
+    let telemetry = Arc::clone(&base.telemetry);
+    let outcome = unmodelled::run(base, console).await;
     telemetry.shutdown().await;
     outcome
 }

@@ -47,6 +47,8 @@ pub(crate) struct UpOptions {
     pub(crate) settings: toml::Table,
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) drain: Duration,
+    /// Decode workers without a model, for `kvasir bench router`.
+    pub(crate) unmodelled: bool,
 }
 
 /// A running cluster of processes. [`LocalCluster::shutdown`] ends it; dropping it kills the processes.
@@ -97,7 +99,8 @@ impl LocalCluster {
             listen: options.listen,
         };
         let plan = plan::write(wanted, &clock)?;
-        let supervisor = Supervisor::start(&plan, options.drain + END_GRACE).await?;
+        let supervisor =
+            Supervisor::start(&plan, options.drain + END_GRACE, options.unmodelled).await?;
         let mut cluster =
             Self { plan, supervisor, clock, stopped: BTreeSet::new(), lock, temporary };
         let ready = tokio::select! {
@@ -324,6 +327,7 @@ pub(crate) async fn run(
         settings,
         listen: args.listen,
         drain,
+        unmodelled: false,
     };
     console.progress("starting the members");
     let mut cluster = LocalCluster::start(options, clock, &mut stop).await?;

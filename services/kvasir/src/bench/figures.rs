@@ -14,6 +14,19 @@ const SECTOR_BYTES: u64 = 512;
 /// Ticks of processor time that this process took so far, in user and system mode.
 pub(super) fn processor_ticks() -> anyhow::Result<u64> {
     let text = fs::read_to_string("/proc/self/stat").context("/proc/self/stat cannot be read")?;
+    ticks_in(&text)
+}
+
+/// The same of another process.
+///
+/// # Errors
+/// When it ended.
+pub(super) fn ticks_of(process: u32) -> anyhow::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat"));
+    ticks_in(&text.with_context(|| format!("the process {process} ended"))?)
+}
+
+fn ticks_in(text: &str) -> anyhow::Result<u64> {
     // The second field is the name in parentheses and may have blanks; the 14th and 15th are the times.
     let rest = text.rsplit_once(')').context("/proc/self/stat has another form")?.1;
     let mut fields = rest.split_whitespace().skip(11);

@@ -58,6 +58,7 @@ pub(crate) async fn run(
         settings: toml::Table::new(),
         listen: None,
         drain: DRAIN,
+        unmodelled: false,
     };
     let mut stop = StopSignals::new()?;
     let cluster = LocalCluster::start(options, Arc::clone(clock), &mut stop).await?;

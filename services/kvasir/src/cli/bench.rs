@@ -6,9 +6,13 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use shared::Clock;
 
+use super::RoleArgs;
 use crate::bench::ladder::{LadderOptions, describe, run as run_ladder};
+use crate::bench::router::{self, origin};
 use crate::bench::{handoff, store, transport};
 use crate::console::Console;
+use crate::roles;
+use crate::telemetry::LogTap;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BenchCommand {
@@ -20,6 +24,14 @@ pub(super) enum BenchCommand {
     Store(StoreArgs),
     /// What separate processes cost a cold prompt: one process against four, in turns.
     Handoff(HandoffArgs),
+    /// What the way through the router costs a request, beside no router and beside others, in turns.
+    Router(RouterArgs),
+    /// A server that answers every chat at once, for `bench router`.
+    #[command(hide = true)]
+    Origin(OriginArgs),
+    /// A decode worker without a model, for `bench router`.
+    #[command(hide = true)]
+    Decode(RoleArgs),
 }
 
 impl BenchCommand {
@@ -29,6 +41,7 @@ impl BenchCommand {
     /// What the benchmark says.
     pub(super) async fn run(
         self,
+        tap: &LogTap,
         clock: &Arc<dyn Clock>,
         console: &mut Console,
     ) -> anyhow::Result<()> {
@@ -37,6 +50,11 @@ impl BenchCommand {
             Self::Transport(args) => transport::run(&args, clock, console).await,
             Self::Store(args) => store::run(&args, clock, console).await,
             Self::Handoff(args) => handoff::run(&args, clock, console).await,
+            Self::Router(args) => router::run(&args, clock, console).await,
+            Self::Origin(args) => origin::run(&args.model_name, console).await,
+            Self::Decode(args) => {
+                roles::run_unmodelled(&args, tap, Arc::clone(clock), console).await
+            }
         }
     }
 }
@@ -79,6 +97,37 @@ pub struct HandoffArgs {
     /// One JSON line instead of text.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `kvasir bench router`.
+#[derive(Clone, Debug, Args)]
+pub struct RouterArgs {
+    /// Folder of a checkpoint; only its configuration and its tokenizer are used.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Another tokenizer.json than the checkpoint's.
+    #[arg(long)]
+    pub tokenizer: Option<PathBuf>,
+    /// Workers behind each router.
+    #[arg(long, default_value_t = 4)]
+    pub workers: u16,
+    /// Another router, as NAME=COMMAND with {port} and {workers} in it; once per router.
+    #[arg(long)]
+    pub peer: Vec<String>,
+    /// Rounds after one that warms up.
+    #[arg(long, default_value_t = 3)]
+    pub rounds: u32,
+    /// One JSON line instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `kvasir bench origin`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct OriginArgs {
+    /// The model that it says to serve.
+    #[arg(long)]
+    model_name: String,
 }
 
 /// Options of `kvasir bench transport`.

@@ -51,11 +51,15 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts every member of the plan.
+    /// Starts every member of the plan; its decode workers without a model, if that is asked for.
     ///
     /// # Errors
     /// When a process cannot be started.
-    pub(crate) async fn start(plan: &Plan, drain: Duration) -> anyhow::Result<Self> {
+    pub(crate) async fn start(
+        plan: &Plan,
+        drain: Duration,
+        unmodelled: bool,
+    ) -> anyhow::Result<Self> {
         let (requests, asked) = mpsc::channel(REQUESTS_MAX);
         let (fails, failed) = mpsc::channel(REQUESTS_MAX);
         let program = std::env::current_exe().context("this program's own path is unknown")?;
@@ -63,6 +67,10 @@ impl Supervisor {
             let command = MemberCommand {
                 program: program.clone(),
                 role: member.role(),
+                command: match member.role() {
+                    MemberRole::Decode if unmodelled => vec!["bench", "decode"],
+                    role => vec![role.as_str()],
+                },
                 name: member.name.clone(),
                 file: plan.file(),
                 log: plan.log(&member.name),
@@ -134,6 +142,8 @@ impl Supervisor {
 struct MemberCommand {
     program: PathBuf,
     role: MemberRole,
+    /// The words before its options.
+    command: Vec<&'static str>,
     name: String,
     file: PathBuf,
     log: PathBuf,
@@ -149,7 +159,9 @@ impl MemberCommand {
             .with_context(|| format!("{shown} cannot be written"))?;
         let output = log.try_clone().with_context(|| format!("{shown} cannot be written"))?;
         Command::new(&self.program)
-            .args(["--log", "info", self.role.as_str(), "--name", &self.name, "--config"])
+            .args(["--log", "info"])
+            .args(&self.command)
+            .args(["--name", &self.name, "--config"])
             .arg(&self.file)
             .args(["--parent", &std::process::id().to_string()])
             .stdin(Stdio::null())

@@ -1,0 +1,194 @@
+//! A decode worker without a model, for `kvasir bench router`: everything that a router sees of a worker is real (its
+//! certificate, its links, its events, the names it recomputes), and an answer costs as good as nothing.
+//!
+//! It says one token, taken from the middle of the prompt, and tells the router that it holds the prompt's blocks from
+//! then on. Nothing is ever removed: a run is short.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context;
+use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use shared::{
+    BLOCK_TOKENS, BlockName, CacheChange, CacheEvent, Decode, DecodeEvent, DecodeRequest,
+    FinishReason, Flow, LoadReport, ServeError, Sink, StartReport, Ticket, Tier, WindowSource,
+    WorkerEvent, WorkerRank, block_names,
+};
+
+use super::base::{Base, Offered};
+use crate::admin::Observed;
+use crate::console::Console;
+use crate::wire::EventHub;
+use crate::wiring::parts::Asked;
+
+/// Requests that wait for the thread; more are refused as overload.
+const QUEUE_MAX: usize = 1_024;
+/// Pause between two load reports.
+const REPORT_PERIOD: Duration = Duration::from_millis(100);
+/// Blocks that it remembers; beyond that new ones are not held.
+const BLOCKS_MAX: usize = 4_000_000;
+/// A pace that no router is afraid of.
+const ROWS_PER_SECOND: f64 = 1e7;
+
+struct Job {
+    request: DecodeRequest,
+    sink: Box<dyn Sink<DecodeEvent>>,
+}
+
+/// Answers from its own thread, like a worker.
+struct Unmodelled {
+    jobs: Sender<Job>,
+}
+
+impl Decode for Unmodelled {
+    fn submit(&self, request: DecodeRequest, sink: Box<dyn Sink<DecodeEvent>>) -> Ticket {
+        if let Err(refused) = self.jobs.try_send(Job { request, sink }) {
+            let error = ServeError::Overloaded {
+                waiting: QUEUE_MAX,
+                waiting_max: QUEUE_MAX,
+                retry_after_ms: 100,
+            };
+            // A closed sink is one that nobody listens to.
+            let _closed = refused.into_inner().sink.emit(DecodeEvent::Failed(error));
+        }
+        // An answer is out before it could be cancelled.
+        Ticket::empty()
+    }
+}
+
+/// Runs the worker until it is told to stop.
+///
+/// # Errors
+/// When an address is taken or the thread cannot be started.
+pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result<()> {
+    let peers = base.peers(&[]);
+    let asked = Asked::default();
+    let rank = base.me.rank();
+    let hub = EventHub::new({
+        let asked = asked.clone();
+        move || asked.ask(rank)
+    });
+    let (jobs, waiting) = bounded(QUEUE_MAX);
+    let teller = Holdings {
+        hub: Arc::clone(&hub),
+        asked,
+        rank,
+        incarnation: base.clock.incarnation(),
+        sequence: 0,
+        held: HashSet::new(),
+    };
+    let thread = start(teller, waiting)?;
+    let decode = Arc::new(Unmodelled { jobs });
+    let offered = Offered {
+        decode: Some(Arc::clone(&decode) as Arc<dyn Decode>),
+        events: Some(hub),
+        ..Offered::default()
+    };
+    let running = base.answer(offered, Base::admin(Observed::default()), &peers)?;
+    base.say_ready(console)?;
+    let ended = base.until_stopped(|| !thread.is_finished()).await;
+    running.end(Duration::ZERO).await;
+    peers.close().await;
+    drop(decode);
+    if thread.join().is_err() {
+        tracing::error!("the worker's thread panicked");
+    }
+    ended
+}
+
+fn start(mut teller: Holdings, jobs: Receiver<Job>) -> anyhow::Result<JoinHandle<()>> {
+    let serve = move || {
+        let reports = tick(REPORT_PERIOD);
+        loop {
+            select! {
+                recv(jobs) -> job => match job {
+                    Ok(job) => teller.answer(job),
+                    Err(_closed) => return,
+                },
+                recv(reports) -> _ => teller.report(),
+            }
+        }
+    };
+    let thread = Builder::new().name("kvasir-unmodelled".to_owned());
+    thread.spawn(serve).context("the worker's thread")
+}
+
+/// What it says that it holds.
+struct Holdings {
+    hub: Arc<EventHub>,
+    asked: Asked,
+    rank: WorkerRank,
+    incarnation: u64,
+    sequence: u64,
+    held: HashSet<BlockName>,
+}
+
+impl Holdings {
+    fn answer(&mut self, job: Job) {
+        let Job { request, mut sink } = job;
+        let names = block_names(&request.root, &request.prompt);
+        if names[..] != request.names[..] {
+            let message = "the names of the router differ from those of the worker".to_owned();
+            let _closed = sink.emit(DecodeEvent::Failed(ServeError::Internal { message }));
+            return;
+        }
+        let cached = names.iter().take_while(|name| self.held.contains(name)).count();
+        let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX).saturating_mul(BLOCK_TOKENS);
+        let report = StartReport {
+            cached_tokens,
+            replayed_tokens: 0,
+            window_source: if cached == 0 { WindowSource::Cold } else { WindowSource::Object },
+            exact: true,
+            bytes_fetched: 0,
+            prefill: None,
+        };
+        let token = request.prompt[request.prompt.len() / 2];
+        for event in [
+            DecodeEvent::Started(report),
+            DecodeEvent::Token(token),
+            DecodeEvent::Finished(FinishReason::Length),
+        ] {
+            if sink.emit(event) == Flow::Closed {
+                break;
+            }
+        }
+        let new: Vec<BlockName> =
+            names.into_iter().filter(|name| !self.held.contains(name)).collect();
+        if !new.is_empty() && self.held.len() + new.len() <= BLOCKS_MAX {
+            self.held.extend(new.iter().copied());
+            self.tell(CacheChange::Stored { tier: Tier::Device, names: new });
+        }
+    }
+
+    fn report(&mut self) {
+        if self.asked.take(self.rank) {
+            self.tell(CacheChange::Cleared);
+            let names: Vec<BlockName> = self.held.iter().copied().collect();
+            for names in names.chunks(4_096) {
+                self.tell(CacheChange::Stored { tier: Tier::Device, names: names.to_vec() });
+            }
+        }
+        let report = LoadReport {
+            running: 0,
+            waiting: 0,
+            pending_rows: 0,
+            slots_available: 1 << 20,
+            slots: 1 << 20,
+            rows_per_second: ROWS_PER_SECOND,
+        };
+        self.hub.emit(WorkerEvent::Load { worker: self.rank, report });
+    }
+
+    fn tell(&mut self, change: CacheChange) {
+        let event = CacheEvent {
+            worker: self.rank,
+            incarnation: self.incarnation,
+            sequence: self.sequence,
+            change,
+        };
+        self.sequence += 1;
+        self.hub.emit(WorkerEvent::Cache(event));
+    }
+}
