@@ -34,6 +34,11 @@ need_libclang() {
   install_package libclang-dev
 }
 
+# Tests of discovery start a real etcd; nothing else needs one.
+need_etcd() {
+  command -v etcd >/dev/null 2>&1 || install_package etcd-server
+}
+
 # install_package NAME: by the system's package manager; only Debian's is known here.
 install_package() {
   command -v apt-get >/dev/null 2>&1 || fail "$1 is missing; install it with your package manager, then run this again"

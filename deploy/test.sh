@@ -21,6 +21,7 @@ stage() {
 install() {
   need_rust
   need_libclang
+  need_etcd
   need_component fmt rustfmt
   need_component clippy
   need_nextest

@@ -25,6 +25,7 @@ mod config;
 mod evict;
 mod folder;
 mod format;
+mod free;
 mod index;
 pub(crate) mod io;
 mod keys;
@@ -40,6 +41,7 @@ mod scrub;
 mod segment;
 mod stats;
 pub mod survey;
+mod told;
 mod tombstones;
 mod writer;
 
@@ -59,14 +61,17 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
-use shared::{BlockName, CacheChange, Clock, Numerics, TenantTag};
+use shared::{BlockName, Clock, Numerics, TenantTag};
 
 pub use config::{DiskConfig, DiskError};
 pub use evict::EvictError;
 pub use io::DiskIo;
 pub use load::DiskLoad;
 pub use object::{ObjectConfig, ObjectError, ObjectStats};
-pub use retention::{PlanError, PlanVerdict, RetentionPlan, RetentionQuery, plan_retention};
+pub use retention::{
+    Limits as RetentionLimits, PlanError, PlanVerdict, Retention, RetentionPlan, RetentionQuery,
+    Reuse, plan_retention,
+};
 pub use stats::DiskStats;
 
 pub(crate) use ack::{Ack, Acked};
@@ -78,6 +83,7 @@ use crate::pool::SealedSlot;
 use crate::tenants::TenantQuotas;
 use folder::{lock, open_keys};
 use format::{Identity, record_bytes};
+use free::FreeFiles;
 use index::Index;
 use io::{Drive, SystemDrive};
 use keys::TenantKeys;
@@ -86,7 +92,7 @@ use object::Remote;
 use queue::{Candidate, Queue, QueueBounds, Refused};
 use reader::Job;
 use recover::{Recovered, StartReport};
-use retention::{Limits, Retention, Reuse};
+use retention::Limits;
 use stats::{Counters, WriteDrop};
 use writer::{Command, Queued, Writer};
 
@@ -137,6 +143,8 @@ struct Shared {
     clock: Arc<dyn Clock>,
     drive: Arc<dyn Drive>,
     index: Index,
+    /// Files that can be written on again.
+    free: Mutex<FreeFiles>,
     queue: Mutex<Queue>,
     /// Of reads that wait or are under way.
     load: Mutex<Load>,
@@ -207,7 +215,7 @@ impl DiskTier {
         let keys = open_keys(config)?;
         let counters = Counters::default();
         let drive = drive(&config.folder);
-        let Recovered { index, active, number_next, report } =
+        let Recovered { index, active, number_next, free, report } =
             recover::recover(config, identity, &*drive, &*wiring.clock, &counters)?;
         let remote = Remote::new(config, identity, number_next, connect)?;
         let shared = Arc::new(Shared {
@@ -221,6 +229,7 @@ impl DiskTier {
             clock: wiring.clock,
             drive,
             index,
+            free: Mutex::new(free),
             queue: Mutex::new(Queue::new(Retention::new(limits))),
             load: Mutex::new(Load::new()),
             counters,
@@ -294,7 +303,9 @@ impl DiskTier {
         let keys_loaded = self.shared.keys.as_ref().map_or(0, |keys| format::wide(keys.loaded()));
         let objects = self.shared.remote.as_ref().map(|remote| remote.stats(&self.shared));
         let io = self.shared.drive.io();
-        DiskStats { io, load: self.load(), keys_loaded, objects, ..stats }
+        let (files_free, bytes_free) = self.shared.free_files();
+        let file_bytes = stats.file_bytes + bytes_free;
+        DiskStats { io, load: self.load(), keys_loaded, objects, file_bytes, files_free, ..stats }
     }
 
     /// How busy the drive is with reads now, and how fast it was lately. See [`DiskLoad::time_for`].
@@ -307,21 +318,6 @@ impl DiskTier {
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
         record_bytes(self.shared.block_bytes)
-    }
-
-    /// How the set of durable blocks on disk changed since the last call; after the start, what was found, 65,536 blocks a
-    /// call or some more. For one consumer. Only the net change is kept, so its memory is bounded by what fits the drive.
-    /// Blocks for the catalog. See [`crate::Pool::drain_changes`].
-    #[must_use = "changes are reported once"]
-    pub fn drain_changes(&self) -> Vec<CacheChange> {
-        self.shared.index.drain_changes()
-    }
-
-    /// The same as a fresh start: `Cleared` and the first blocks on disk; the calls of [`DiskTier::drain_changes`] that
-    /// follow report the others.
-    #[must_use = "changes are reported once"]
-    pub fn resync_changes(&self) -> Vec<CacheChange> {
-        self.shared.index.resync_changes()
     }
 
     /// Writes what was queued before and makes it durable, and says whether that worked; blocks dropped by an error are
@@ -358,6 +354,10 @@ impl DiskTier {
                     tracing::error!(number, %error, "cannot remove a segment; check the rights of the folder");
                 }
             }
+        }
+        if let Err(error) = self.shared.remove_free_files() {
+            self.shared.counters.write_error();
+            tracing::error!(%error, "cannot remove a free file; check the rights of the folder");
         }
         self.shared.objects_changed();
         self.shared.restart_budget();

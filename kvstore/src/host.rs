@@ -16,6 +16,7 @@ mod acks;
 mod lookups;
 mod owners;
 mod stats;
+mod told;
 mod windows;
 mod worker;
 
@@ -31,9 +32,9 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockName, BlockStore, CacheChange, Clock, Descriptor, Durability, Flow, Grouped, LocateEvent,
-    Miss, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink,
-    SlotMemory, TenantTag, Ticket, Tier, ungrouped,
+    BlockName, BlockStore, Clock, Descriptor, Durability, Flow, Grouped, LocateEvent, Miss,
+    ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext, Sink, SlotMemory,
+    TenantTag, Ticket, Tier, ungrouped,
 };
 
 pub use lookups::BlockPlace;
@@ -349,25 +350,6 @@ impl HostTier {
     #[must_use]
     pub fn tenant_bytes(&self, tenant: TenantTag) -> u64 {
         self.owners.lock().held_bytes(tenant)
-    }
-
-    /// How the sets of blocks in host memory and on disk changed since the last call, each under its tier. Window objects
-    /// are not reported: the router places by blocks. See [`Pool::drain_changes`].
-    #[must_use = "changes are reported once"]
-    pub fn drain_changes(&self) -> Vec<CacheChange> {
-        let mut changes = self.pools.blocks.drain_changes();
-        changes.extend(self.disk.iter().flat_map(|disk| disk.drain_changes()));
-        changes
-    }
-
-    /// The changes as a fresh start: `Cleared`, which speaks for both tiers, then what each holds. A full disk is told over
-    /// the calls of [`HostTier::drain_changes`] that follow. See [`Pool::resync_changes`] and [`DiskTier::resync_changes`].
-    #[must_use = "changes are reported once"]
-    pub fn resync_changes(&self) -> Vec<CacheChange> {
-        let mut changes = self.pools.blocks.resync_changes();
-        let disk = self.disk.iter().flat_map(|disk| disk.resync_changes());
-        changes.extend(disk.filter(|change| *change != CacheChange::Cleared));
-        changes
     }
 
     /// Says where each block is, or why not here, without pinning, reading or counting anything. `told` is called once, on

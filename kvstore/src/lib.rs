@@ -33,8 +33,8 @@ pub use block_checks::check_names;
 pub use disk::catalog;
 pub use disk::{
     DiskConfig, DiskError, DiskIo, DiskLoad, DiskStats, DiskTier, DiskWiring, EvictError,
-    ObjectConfig, ObjectError, ObjectStats, PlanError, PlanVerdict, RetentionPlan, RetentionQuery,
-    plan_retention, survey,
+    ObjectConfig, ObjectError, ObjectStats, PlanError, PlanVerdict, Retention, RetentionLimits,
+    RetentionPlan, RetentionQuery, Reuse, plan_retention, survey,
 };
 pub use host::{
     BlockPlace, HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore,

@@ -26,8 +26,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use shared::{
-    BlockName, CacheChange, Descriptor, Location, ObjectKey, ObjectKind, RegionId, SlotIndex,
-    SlotMemory, Tier,
+    BlockName, CacheChange, CacheQuestion, Descriptor, Location, ObjectKey, ObjectKind, RegionId,
+    SlotIndex, SlotMemory, Tier,
 };
 
 pub use audit::PoolAudit;
@@ -297,7 +297,21 @@ impl Pool {
     /// a consumer that lost its place. `Cleared` speaks for all tiers of the sender.
     #[must_use = "changes are reported once"]
     pub fn resync_changes(&self) -> Vec<CacheChange> {
-        self.shared.state.lock().resync_changes(self.shared.config.tier)
+        self.answer(&CacheQuestion::Whole)
+    }
+
+    /// What somebody who lost changes is told: the changes since the last call and the digests of all that was reported;
+    /// or that these ranges are cleared and what is held of them; or the same as [`Self::resync_changes`]. For the
+    /// consumer of [`Self::drain_changes`]. The digests are kept along; the others visit every name under the lock.
+    #[must_use = "changes are reported once"]
+    pub fn answer(&self, question: &CacheQuestion) -> Vec<CacheChange> {
+        self.shared.state.lock().answer(question, self.shared.config.tier)
+    }
+
+    /// Names that answers reported once more. Only grows.
+    #[must_use]
+    pub fn told_again(&self) -> u64 {
+        self.shared.state.lock().told_again()
     }
 
     /// All held names at this moment, sorted.

@@ -1,11 +1,13 @@
 //! What the tests of several modules need: a seeded generator, small pools, recorded bytes.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use shared::{
-    BlockName, Descriptor, Grouped, ObjectKey, ObjectKind, RegionId, SlotIndex, SlotMemory, Tier,
+    BlockName, CacheChange, Descriptor, Grouped, ObjectKey, ObjectKind, RangeDigests, RegionId,
+    SlotIndex, SlotMemory, Tier, range_of,
 };
 
 use crate::memory::HostMemory;
@@ -88,6 +90,43 @@ pub(crate) fn asked(keys: &[ObjectKey]) -> Vec<Grouped<ObjectKey>> {
 /// Objects, each as a group of its own.
 pub(crate) fn offers(objects: &[Descriptor]) -> Vec<Grouped<Descriptor>> {
     objects.iter().copied().map(Grouped::<Descriptor>::alone).collect()
+}
+
+/// Somebody who follows what is told, and holds it to the rules: changes are net, digests are of what was told.
+#[derive(Default)]
+pub(crate) struct Follower(BTreeSet<(BlockName, Tier)>);
+
+impl Follower {
+    pub(crate) fn follow(&mut self, changes: Vec<CacheChange>) {
+        for change in changes {
+            match change {
+                CacheChange::Stored { tier, names } => {
+                    for name in names {
+                        assert!(self.0.insert((name, tier)), "{name} is stored twice");
+                    }
+                }
+                CacheChange::Removed { tier, names } => {
+                    for name in names {
+                        assert!(self.0.remove(&(name, tier)), "{name} was never stored");
+                    }
+                }
+                CacheChange::Cleared => self.0.clear(),
+                CacheChange::RangesCleared(ranges) => {
+                    self.0.retain(|held| !ranges.contains(range_of(held.0)));
+                }
+                CacheChange::Digests(digests) => {
+                    let mut own = RangeDigests::default();
+                    self.0.iter().for_each(|&(name, tier)| own.add(name, tier));
+                    assert_eq!(own, digests);
+                }
+            }
+        }
+    }
+
+    /// What is held in a tier, ascending.
+    pub(crate) fn names_in(&self, tier: Tier) -> Vec<BlockName> {
+        self.0.iter().filter(|held| held.1 == tier).map(|held| held.0).collect()
+    }
 }
 
 /// The next event, or a failed test instead of a hanging one.

@@ -10,37 +10,52 @@
 //! Invariants
 //! - Every submitted request gets exactly one [`Action::Place`] or [`Action::Refuse`], unless it is withdrawn while it
 //!   waits.
-//! - The index never claims a block that its worker's events do not claim: what is lost or does not fit is absent.
+//! - The index claims what its workers' events said last; after a lost event that may be too much until the worker's
+//!   digests were compared, and what does not fit is absent.
 //! - Queue, running requests, index entries, members and decision records have bounds from [`RouterConfig`].
 //! - Equal calls give equal actions: ties are broken by a seeded hash, maps that are walked are ordered.
 //!
-//! Start reading at `router.rs`, then `place.rs` and `policy.rs`, then `index.rs`.
+//! Start reading at `router.rs`, then `place.rs`, `cost.rs` and `policy.rs`, then `queue.rs` and `index.rs`.
 #![forbid(unsafe_code)]
 
 mod admission;
+mod answers;
 mod config;
+mod cost;
 mod index;
+mod life;
 mod loads;
 mod pace;
 mod place;
 mod policy;
+mod queue;
 mod records;
 mod resync;
 mod role;
 mod router;
 mod snapshot;
+mod terms;
 #[cfg(test)]
 mod testing;
 
 pub use config::{
-    AdmissionConfig, ConfigError, CostConfig, LoadConfig, RecordConfig, ResyncConfig, RouterConfig,
+    AdmissionConfig, ConfigError, CostConfig, LifeConfig, LoadConfig, RecordConfig, ResyncConfig,
+    RouterConfig,
 };
+pub use cost::Cost;
 pub use index::{
     Applied, IndexCounters, JoinError, PrefixIndex, PrefixMatch, PrefixMatches, TierCounts,
     ViewState,
 };
-pub use policy::Cost;
-pub use records::{Candidate, DecisionRecord, PlacementKind, PrefillCandidate};
+pub use life::{Breaker, LifeCounters, Steer};
+pub use policy::Policy;
+pub use records::{
+    Candidate, Considered, DecisionRecord, PlacementKind, PredictionCounters, PrefillCandidate,
+    StartOutcome, Steered,
+};
 pub use role::Role;
-pub use router::{Action, Router};
-pub use snapshot::{LoadSnapshot, PlacedCounters, RefusedCounters, RouterSnapshot, WorkerSnapshot};
+pub use router::{Action, PEER_REFRESH, PEER_SILENCE, PeerSnapshot, Reservation, Router};
+pub use snapshot::{
+    LifeSnapshot, LoadSnapshot, PlacedCounters, RateSnapshot, RefusedCounters, ResyncCounters,
+    RouterSnapshot, WorkerSnapshot,
+};

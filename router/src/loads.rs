@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shared::{LoadReport, RequestId, Timestamp, WorkerRank};
+use shared::{LoadReport, RequestId, Timestamp, WorkerRank, WorkerRates};
 
 use crate::config::{CostConfig, LoadConfig};
+use crate::cost::Rates;
 use crate::pace::Pace;
 use crate::role::Role;
 
@@ -16,8 +17,8 @@ use crate::role::Role;
 #[derive(Debug)]
 pub(crate) struct Loads {
     config: LoadConfig,
-    decode_pace: Pace,
-    prefill_pace: Pace,
+    decode_rates: Rates,
+    prefill_rates: Rates,
     decode: BTreeMap<WorkerRank, WorkerLoad>,
     prefill: BTreeMap<WorkerRank, WorkerLoad>,
 }
@@ -25,7 +26,7 @@ pub(crate) struct Loads {
 /// The load of one worker.
 #[derive(Debug)]
 pub(crate) struct WorkerLoad {
-    pace: Pace,
+    rates: Rates,
     measured: bool,
     report: Option<Reported>,
     /// Reported rows not drained yet at `settled_at`.
@@ -35,6 +36,8 @@ pub(crate) struct WorkerLoad {
     settled_at: Timestamp,
     /// Requests placed here and not finished.
     placed: u32,
+    /// Whether this is a decode worker.
+    holds_to_the_end: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -52,12 +55,13 @@ struct Recent {
 }
 
 impl Loads {
-    /// No workers yet. Unmeasured ones get the configured paces.
+    /// No workers yet. Unmeasured ones get the configured rates.
     pub(crate) fn new(config: LoadConfig, cost: &CostConfig) -> Self {
+        let rates = |rows| Rates::configured(Pace::from_rows_per_second(rows), cost);
         Self {
             config,
-            decode_pace: Pace::from_rows_per_second(cost.decode_rows_per_second),
-            prefill_pace: Pace::from_rows_per_second(cost.prefill_rows_per_second),
+            decode_rates: rates(cost.decode_rows_per_second),
+            prefill_rates: rates(cost.prefill_rows_per_second),
             decode: BTreeMap::new(),
             prefill: BTreeMap::new(),
         }
@@ -67,10 +71,10 @@ impl Loads {
     pub(crate) fn join(&mut self, worker: WorkerRank, role: Role, now: Timestamp) {
         match role {
             Role::Decode => {
-                self.decode.insert(worker, WorkerLoad::new(self.decode_pace, now));
+                self.decode.insert(worker, WorkerLoad::new(self.decode_rates, true, now));
             }
             Role::Prefill => {
-                self.prefill.insert(worker, WorkerLoad::new(self.prefill_pace, now));
+                self.prefill.insert(worker, WorkerLoad::new(self.prefill_rates, false, now));
             }
             Role::Store => {}
         }
@@ -131,14 +135,9 @@ impl Loads {
         self.decode.get(&worker).or_else(|| self.prefill.get(&worker))
     }
 
-    /// Whether any decode worker is a member.
-    pub(crate) fn has_decode(&self) -> bool {
-        !self.decode.is_empty()
-    }
-
-    /// Whether any prefill worker is a member.
-    pub(crate) fn has_prefill(&self) -> bool {
-        !self.prefill.is_empty()
+    /// Whether a worker has work, as far as is known: placed by this router and not over, or in its last report.
+    pub(crate) fn is_busy(&self, worker: WorkerRank) -> bool {
+        self.of(worker).is_some_and(WorkerLoad::is_busy)
     }
 
     /// Requests expected to be in work or waiting at a worker.
@@ -158,21 +157,22 @@ impl Loads {
 }
 
 impl WorkerLoad {
-    fn new(pace: Pace, now: Timestamp) -> Self {
+    fn new(rates: Rates, holds_to_the_end: bool, now: Timestamp) -> Self {
         Self {
-            pace,
+            rates,
             measured: false,
             report: None,
             reported_rows: 0,
             recent: Vec::new(),
             settled_at: now,
             placed: 0,
+            holds_to_the_end,
         }
     }
 
-    /// The measured pace, or the configured one.
-    pub(crate) fn pace(&self) -> Pace {
-        self.pace
+    /// The measured rates, or the configured ones.
+    pub(crate) fn rates(&self) -> Rates {
+        self.rates
     }
 
     /// Whether the pace was measured.
@@ -185,6 +185,18 @@ impl WorkerLoad {
         self.placed
     }
 
+    /// Requests that stay until they finish: those placed here on a decode worker. A prefill worker is done with a request
+    /// long before that.
+    pub(crate) fn running(&self) -> u32 {
+        if self.holds_to_the_end { self.placed } else { 0 }
+    }
+
+    /// See [`Loads::is_busy`].
+    pub(crate) fn is_busy(&self) -> bool {
+        let reported = self.report.is_some_and(|report| 0 < report.requests);
+        reported || 0 < self.running() || !self.recent.is_empty()
+    }
+
     /// Rows expected to be waiting.
     pub(crate) fn rows(&self, now: Timestamp) -> u64 {
         let placed: u64 = self.recent.iter().map(|recent| recent.rows).sum();
@@ -193,11 +205,11 @@ impl WorkerLoad {
 
     /// Time until a request that arrives now is reached.
     pub(crate) fn queue_wait(&self, now: Timestamp) -> Duration {
-        self.pace.time_for(self.rows(now))
+        self.rates.pace.time_for(self.rows(now))
     }
 
     fn drained(&self, now: Timestamp) -> u64 {
-        self.pace.rows_in(now.since(self.settled_at))
+        self.rates.pace.rows_in(now.since(self.settled_at))
     }
 
     /// Books what was drained since the last call. Only the time of whole rows is used up, so that many short steps
@@ -210,7 +222,7 @@ impl WorkerLoad {
         self.settled_at = if 0 < left || self.rows(self.settled_at) == 0 {
             now.max(self.settled_at)
         } else {
-            self.settled_at.after(self.pace.time_for(drained))
+            self.settled_at.after(self.rates.pace.time_for(drained))
         };
     }
 
@@ -221,17 +233,34 @@ impl WorkerLoad {
         if let Some(pace) = Pace::measured(report.rows_per_second) {
             // An idle or merely decoding worker steps few rows: that says nothing about how fast it can be. A rate
             // counts when rows were waiting, or when it is better than what is known.
-            let faster = pace.rows_per_second() > self.pace.rows_per_second();
+            let faster = pace.rows_per_second() > self.rates.pace.rows_per_second();
             if pending || was_pending || (self.measured && faster) {
-                self.pace = pace;
+                self.rates.pace = pace;
                 self.measured = true;
             }
         }
+        self.take_rates(report.rates);
         self.recent.retain(|recent| now < recent.placed_at.after(lag));
         self.reported_rows = report.pending_rows;
         self.settled_at = now;
         let requests = report.running.saturating_add(report.waiting);
         self.report = Some(Reported { at: now, requests, pending });
+    }
+
+    /// Takes what the worker measured; what it did not stays as it is.
+    fn take_rates(&mut self, measured: WorkerRates) {
+        let WorkerRates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns } = measured;
+        let rates = [
+            (step_ns, &mut self.rates.step),
+            (restore_host_ns, &mut self.rates.restore_host),
+            (restore_peer_ns, &mut self.rates.restore_peer),
+            (handoff_ns, &mut self.rates.handoff),
+        ];
+        for (nanos, rate) in rates {
+            if nanos != 0 {
+                *rate = Duration::from_nanos(nanos);
+            }
+        }
     }
 
     fn requests(&self, stale: Duration, now: Timestamp) -> u32 {
@@ -252,7 +281,7 @@ impl WorkerLoad {
         let mut rows = self.reported_rows;
         let drains = self.recent.iter().map(|recent| {
             rows = rows.saturating_add(recent.rows);
-            self.settled_at.after(self.pace.time_for(rows))
+            self.settled_at.after(self.rates.pace.time_for(rows))
         });
         drains.chain(report).filter(|&at| now < at).min()
     }
@@ -269,7 +298,7 @@ fn drain(from: &mut u64, rows: u64) -> u64 {
 mod tests {
     use std::time::Duration;
 
-    use shared::{LoadReport, RequestId, StartGeometry, Timestamp};
+    use shared::{LoadReport, RequestId, StartGeometry, Timestamp, WorkerRates};
 
     use super::Loads;
     use crate::config::RouterConfig;
@@ -298,14 +327,7 @@ mod tests {
     }
 
     fn report(requests: u32, pending_rows: u64, rows_per_second: f64) -> LoadReport {
-        LoadReport {
-            running: requests,
-            waiting: 0,
-            pending_rows,
-            slots_available: 10,
-            slots: 10,
-            rows_per_second,
-        }
+        LoadReport { running: requests, pending_rows, rows_per_second, ..LoadReport::default() }
     }
 
     #[test]
@@ -362,8 +384,29 @@ mod tests {
         let mut loads = loads();
         for (step, (pending, rate, believed)) in steps.into_iter().enumerate() {
             loads.report(rank(0), &report(1, pending, rate), at(0));
-            let pace = loads.of(rank(0)).expect("a member").pace();
+            let pace = loads.of(rank(0)).expect("a member").rates().pace;
             assert_eq!(pace.rows_per_second(), believed, "step {step}");
+        }
+    }
+
+    #[test]
+    fn measured_rates_replace_configured_ones_and_stay() {
+        let mut loads = loads();
+        let configured = loads.of(rank(0)).expect("a member").rates();
+        let ms = Duration::from_millis;
+        let rates = WorkerRates {
+            restore_peer_ns: 3_000_000,
+            step_ns: 9_000_000,
+            ..WorkerRates::default()
+        };
+        for rates in [rates, WorkerRates::default()] {
+            loads.report(rank(0), &LoadReport { rates, ..LoadReport::default() }, at(0));
+            let known = loads.of(rank(0)).expect("a member").rates();
+            assert_eq!((known.restore_peer, known.step), (ms(3), ms(9)));
+            assert_eq!(
+                (known.restore_host, known.handoff),
+                (configured.restore_host, configured.handoff)
+            );
         }
     }
 

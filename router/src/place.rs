@@ -1,17 +1,23 @@
 //! Chooses the workers of one request.
 //!
-//! One pass over each side is enough: the prefill path does not depend on the decode worker, and a decode worker's queue
-//! drains meanwhile, so the prefill worker with the shortest path is the best one for every decode worker.
+//! Each side is looked at once: those with a reason against them are set aside, the others are priced, and the policy
+//! orders them. One best prefill worker serves all decode workers. What a pair costs before the tail is
+//! max(path of P, queue of D), since D's queue drains while P works, plus a hand-off whose time is D's alone: it is D that
+//! reads, and that measures how long reading takes. So the pair's cost never falls when P's path gets longer, whatever
+//! D is. This holds as long as no rate belongs to the pair, such as a link between two hosts.
 
 use std::time::Duration;
 
-use shared::{PlaceRequest, Placement, RequestId, Timestamp, WorkerRank};
+use shared::{PlaceRequest, Placement, Tier, Timestamp, WorkerRank};
 
 use crate::config::RouterConfig;
+use crate::cost::{Prompt, Side, price_direct, price_disaggregated, price_prefill};
 use crate::index::{PrefixIndex, PrefixMatches};
+use crate::life::{Lives, Steer};
 use crate::loads::{Loads, WorkerLoad};
-use crate::policy::{Prompt, Side, mix, price_direct, price_disaggregated, price_prefill};
-use crate::records::{Candidate, PlacementKind, PrefillCandidate};
+use crate::policy::{Draw, Order, Policy, Seen, mix, order};
+use crate::records::{Candidate, Considered, PlacementKind, PrefillCandidate, Steered};
+use crate::role::Role;
 
 /// What a decision is made from.
 #[derive(Clone, Copy)]
@@ -19,6 +25,11 @@ pub(crate) struct Facts<'a> {
     pub(crate) config: &'a RouterConfig,
     pub(crate) index: &'a PrefixIndex,
     pub(crate) loads: &'a Loads,
+    pub(crate) lives: &'a Lives,
+    /// Tokens of an answer, as far as is known.
+    pub(crate) answer_tokens: u32,
+    /// The decode worker and the prefill worker chosen last.
+    pub(crate) last: (Option<WorkerRank>, Option<WorkerRank>),
     pub(crate) now: Timestamp,
 }
 
@@ -29,8 +40,11 @@ pub(crate) struct Choice {
     pub(crate) prompt: Prompt,
     pub(crate) decode: DecodeStart,
     pub(crate) prefill: Option<PrefillStart>,
-    pub(crate) decode_candidates: Vec<Candidate>,
-    pub(crate) prefill_candidates: Vec<PrefillCandidate>,
+    pub(crate) considered: Considered,
+    /// Whether the decode worker has a reason against it and was the only one.
+    pub(crate) overridden: bool,
+    /// Whether workers that warm up were passed.
+    pub(crate) warm_up_passed: bool,
 }
 
 /// A decode worker in its better way to start.
@@ -40,6 +54,8 @@ pub(crate) struct DecodeStart {
     pub(crate) candidate: Candidate,
     /// Rows it computes before the first token.
     pub(crate) rows: u64,
+    /// Wait for a request that is reached next there.
+    queue: Duration,
 }
 
 /// A prefill worker that could take the request.
@@ -53,95 +69,211 @@ pub(crate) struct PrefillStart {
 /// Why no worker can be chosen now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blocked {
-    /// Every decode worker is at its bound, or there is none.
+    /// Every decode worker that may be chosen is at its bound, or there is none.
     Decode,
-    /// The prompt needs prefill, and every prefill worker is at its bound.
+    /// The prompt needs prefill, and every prefill worker that may be chosen is at its bound.
     Prefill,
+}
+
+/// The workers of one role, parted by what is known about them.
+struct Field<'a> {
+    /// Those that may be chosen, at their bound or not.
+    open: Vec<(WorkerRank, &'a WorkerLoad)>,
+    steered: Vec<Steered>,
+    /// Whether those that may be chosen all have a reason against them.
+    overridden: bool,
+    /// Whether any worker of the role takes requests.
+    exists: bool,
 }
 
 /// Chooses the workers of a request. Fails with what is full.
 pub(crate) fn choose(request: &PlaceRequest, facts: Facts<'_>) -> Result<Choice, Blocked> {
     let config = facts.config;
-    let prompt = Prompt::new(request.prompt_tokens, config.geometry);
+    let answer_tokens = facts.answer_tokens.min(request.output_tokens_max);
+    let prompt = Prompt::new(request.prompt_tokens, answer_tokens, config.geometry);
     let blocks = usize::try_from(prompt.blocks()).expect("a block count fits in memory");
     // Only [0, S) is ever attached, however much more is cached.
     let names = &request.names[..blocks.min(request.names.len())];
     let matches = facts.index.match_prefix(names);
 
-    let mut prefills = prefill_starts(prompt, &matches, facts);
-    sort_best_first(&mut prefills, config, request.id, |start| {
-        let candidate = &start.candidate;
-        (candidate.cost.total(), candidate.requests, candidate.prefill)
-    });
-    let prefill = prefills.first().copied();
+    let mut prefill_field = field(facts.loads.prefill(), Role::Prefill, request, facts);
+    let prefills = prefill_starts(&mut prefill_field, request, prompt, (&matches, facts));
+    let draw = draw(request, facts);
+    let prefill_draw = Draw { last: facts.last.1, ..draw };
+    let seen: Vec<Seen> = prefills.iter().map(see_prefill).collect();
+    let kept = config.records.candidates_max;
+    let prefill_order = order(config.policy, &prefill_draw, &seen, kept);
+    let prefill = prefill_order.best_first.first().map(|&at| prefills[at]);
 
-    let free = facts
-        .loads
-        .decode()
-        .filter(|(_, load)| load.placed() < config.admission.decode_running_max);
-    let mut decodes = Vec::new();
-    let mut free_count = 0_u32;
-    for (worker, load) in free {
-        free_count += 1;
-        decodes.extend(decode_start(worker, load, prefill.as_ref(), prompt, (&matches, facts)));
+    let mut field = field(facts.loads.decode(), Role::Decode, request, facts);
+    let bound = config.admission.decode_running_max;
+    field.open.retain(|(_, load)| load.placed() < bound);
+    if field.open.is_empty() {
+        return Err(Blocked::Decode);
     }
-    sort_best_first(&mut decodes, config, request.id, |start| {
-        let candidate = &start.candidate;
-        (candidate.cost.total(), candidate.requests, candidate.decode)
-    });
-    let Some(&decode) = decodes.first() else {
-        return Err(if free_count == 0 { Blocked::Decode } else { Blocked::Prefill });
+    spare_cold(&mut field, request, &matches, facts);
+    let start = |&(worker, load): &(WorkerRank, &WorkerLoad)| {
+        let prefill = (prefill.as_ref(), prefill_field.exists);
+        decode_start((worker, load), prefill, prompt, (&matches, facts))
+    };
+    let decodes: Vec<DecodeStart> = field.open.iter().filter_map(start).collect();
+    let seen: Vec<Seen> = decodes.iter().map(see_decode).collect();
+    let Order { best_first, tied } = order(config.policy, &draw, &seen, kept);
+    let Some(decode) = best_first.first().map(|&at| decodes[at]) else {
+        return Err(Blocked::Prefill);
     };
 
-    let kept = config.records.candidates_max;
+    field.steered.extend(prefill_field.steered);
+    let warm_up_passed = field.steered.iter().any(|it| it.why == Steer::WarmingUp);
+    field.steered.truncate(kept);
     Ok(Choice {
         placement: Placement {
             decode: decode.candidate.decode,
             prefill: decode.candidate.prefill,
             expected_cached_tokens: decode.candidate.cached_tokens,
-            reason: reason(&decode, prompt),
+            reason: reason(&decode, prompt, config.policy),
         },
         prompt,
         decode,
         prefill: prefill.filter(|_| decode.candidate.prefill.is_some()),
-        decode_candidates: decodes.iter().take(kept).map(|start| start.candidate).collect(),
-        prefill_candidates: prefills.iter().take(kept).map(|start| start.candidate).collect(),
+        considered: Considered {
+            decode: best_first.iter().map(|&at| decodes[at].candidate).collect(),
+            prefill: prefill_order.best_first.iter().map(|&at| prefills[at].candidate).collect(),
+            steered: field.steered,
+            tied,
+        },
+        overridden: field.overridden,
+        warm_up_passed,
     })
 }
 
+/// Whether some worker of the role may take a request and is below its bound, whatever the request is.
+pub(crate) fn has_prefill_room(facts: Facts<'_>) -> bool {
+    facts.loads.prefill().any(|(worker, load)| {
+        let requests = facts.loads.requests(load, facts.now);
+        requests < facts.config.admission.prefill_running_max && !facts.lives.is_draining(worker)
+    })
+}
+
+/// The same for decode workers.
+pub(crate) fn has_decode_room(facts: Facts<'_>) -> bool {
+    let bound = facts.config.admission.decode_running_max;
+    facts
+        .loads
+        .decode()
+        .any(|(worker, load)| load.placed() < bound && !facts.lives.is_draining(worker))
+}
+
+fn draw(request: &PlaceRequest, facts: Facts<'_>) -> Draw {
+    // Without a session, prompts that begin alike stay together; those with nothing to keep together are spread.
+    let id = u64::try_from(request.id.0 & u128::from(u64::MAX)).expect("64 bits are left");
+    let first = request.names.first().and_then(|name| name.0.first_chunk::<8>());
+    let prompt = first.map_or_else(|| mix(id), |bytes| u64::from_le_bytes(*bytes));
+    Draw {
+        seed: facts.config.seed,
+        id: request.id,
+        session: request.session.map_or(prompt, |session| session.0),
+        last: facts.last.0,
+        tie_margin: facts.config.cost.tie_margin,
+        load_bound_percent: facts.config.load_bound_percent,
+    }
+}
+
+/// Parts the workers of a role. Those that drain are out. Of the rest those stay that have nothing against them; when there
+/// is no such worker, those with the weakest reason: a worker that may fail is better than none.
+fn field<'a>(
+    workers: impl Iterator<Item = (WorkerRank, &'a WorkerLoad)>,
+    role: Role,
+    request: &PlaceRequest,
+    facts: Facts<'a>,
+) -> Field<'a> {
+    let mut field =
+        Field { open: Vec::new(), steered: Vec::new(), overridden: false, exists: false };
+    let mut doubtful = Vec::new();
+    for ((worker, load), life) in workers.zip(facts.lives.of_role(role)) {
+        match facts.lives.steer((worker, load), life, &request.excluded, facts.now) {
+            None => field.open.push((worker, load)),
+            Some(Steer::Draining) => {
+                field.steered.push(Steered { worker, why: Steer::Draining });
+            }
+            Some(why) => doubtful.push((worker, load, why)),
+        }
+    }
+    field.exists = !field.open.is_empty() || !doubtful.is_empty();
+    field.overridden = field.open.is_empty() && !doubtful.is_empty();
+    let weakest = doubtful.iter().map(|(.., why)| *why).min();
+    for (worker, load, why) in doubtful {
+        if field.overridden && Some(why) == weakest {
+            field.open.push((worker, load));
+        } else {
+            field.steered.push(Steered { worker, why });
+        }
+    }
+    field
+}
+
+/// Sets new workers aside that hold nothing of the prompt and had their share, while a warm one has room. In a fleet that
+/// has just begun all are alike.
+fn spare_cold(
+    field: &mut Field<'_>,
+    request: &PlaceRequest,
+    matches: &PrefixMatches,
+    facts: Facts<'_>,
+) {
+    let has_warm = |&(worker, _): &(WorkerRank, &WorkerLoad)| facts.lives.is_warm(worker);
+    if !facts.lives.any_cold() || !field.open.iter().any(has_warm) {
+        return;
+    }
+    let cold = |&(worker, _): &(WorkerRank, &WorkerLoad)| {
+        matches.of(worker).leading.of(Tier::Device) == 0
+            && facts.lives.is_spared(worker, request.id)
+    };
+    let steered = &mut field.steered;
+    field.open.retain(|it| {
+        let spared = cold(it);
+        if spared {
+            steered.push(Steered { worker: it.0, why: Steer::WarmingUp });
+        }
+        !spared
+    });
+}
+
 /// The prefill workers below their bound; none when the prompt has no hand-off boundary.
-fn prefill_starts(prompt: Prompt, matches: &PrefixMatches, facts: Facts<'_>) -> Vec<PrefillStart> {
+fn prefill_starts(
+    field: &mut Field<'_>,
+    request: &PlaceRequest,
+    prompt: Prompt,
+    (matches, facts): (&PrefixMatches, Facts<'_>),
+) -> Vec<PrefillStart> {
     if prompt.boundary == 0 {
         return Vec::new();
     }
+    let bound = facts.config.admission.prefill_running_max;
+    field.open.retain(|(_, load)| facts.loads.requests(load, facts.now) < bound);
+    spare_cold(field, request, matches, facts);
     let cost = &facts.config.cost;
-    let starts = facts.loads.prefill().filter_map(|(worker, load)| {
-        let requests = facts.loads.requests(load, facts.now);
-        if facts.config.admission.prefill_running_max <= requests {
-            return None;
-        }
-        let side = side(worker, load, matches, facts.now);
+    let starts = field.open.iter().map(|&(worker, load)| {
+        let side = side(worker, load, matches, facts);
         let candidate = PrefillCandidate {
             prefill: worker,
             cost: price_prefill(&side, prompt, cost),
             cached_tokens: side.cached_tokens(),
-            requests,
+            requests: side.requests,
         };
-        Some(PrefillStart { candidate, rows: side.rows_to_boundary(prompt, cost) })
+        PrefillStart { candidate, rows: side.rows_to_boundary(prompt, cost) }
     });
     starts.collect()
 }
 
 /// The better way to start on one decode worker; none when it needs prefill and no prefill worker is free.
 fn decode_start(
-    worker: WorkerRank,
-    load: &WorkerLoad,
-    prefill: Option<&PrefillStart>,
+    (worker, load): (WorkerRank, &WorkerLoad),
+    (prefill, has_prefill): (Option<&PrefillStart>, bool),
     prompt: Prompt,
     (matches, facts): (&PrefixMatches, Facts<'_>),
 ) -> Option<DecodeStart> {
     let cost = &facts.config.cost;
-    let side = side(worker, load, matches, facts.now);
+    let side = side(worker, load, matches, facts);
     let start = |kind, prefill, cost, rows| DecodeStart {
         kind,
         candidate: Candidate {
@@ -149,13 +281,14 @@ fn decode_start(
             prefill,
             cost,
             cached_tokens: side.cached_tokens(),
-            requests: facts.loads.requests(load, facts.now).max(load.placed()),
+            requests: side.requests,
         },
         rows,
+        queue: side.queue,
     };
-    let direct_cost = price_direct(&side, prompt, cost);
+    let direct_cost = || price_direct(&side, prompt, cost);
     let direct_rows = side.rows_to_boundary(prompt, cost) + prompt.tail_rows();
-    let direct = |kind| start(kind, None, direct_cost, direct_rows);
+    let direct = |kind| start(kind, None, direct_cost(), direct_rows);
     let missing = side.missing_rows(prompt);
     if prompt.boundary == 0 {
         return Some(direct(PlacementKind::ShortPrompt));
@@ -163,55 +296,51 @@ fn decode_start(
     if missing == 0 {
         return Some(direct(PlacementKind::AllCached));
     }
-    if !facts.loads.has_prefill() {
+    if !has_prefill {
         return Some(direct(PlacementKind::NoPrefillWorker));
     }
     let short = missing <= cost.direct_rows_max;
     let Some(prefill) = prefill else {
         return short.then(|| direct(PlacementKind::PrefillBusy));
     };
-    let split_cost = price_disaggregated(&side, &prefill.candidate.cost, prompt, cost);
-    if short && direct_cost.total() <= split_cost.total() {
+    let split_cost = price_disaggregated(&side, &prefill.candidate.cost, prompt);
+    if short && direct_cost().total() <= split_cost.total() {
         return Some(direct(PlacementKind::DirectCheaper));
     }
     let with = Some(prefill.candidate.prefill);
     Some(start(PlacementKind::Disaggregated, with, split_cost, prompt.tail_rows()))
 }
 
-fn side(worker: WorkerRank, load: &WorkerLoad, matches: &PrefixMatches, now: Timestamp) -> Side {
-    Side { queue: load.queue_wait(now), pace: load.pace(), cached: matches.of(worker) }
+fn side(worker: WorkerRank, load: &WorkerLoad, matches: &PrefixMatches, facts: Facts<'_>) -> Side {
+    Side {
+        queue: load.queue_wait(facts.now),
+        requests: facts.loads.requests(load, facts.now).max(load.running()),
+        rates: load.rates(),
+        cached: matches.of(worker),
+    }
 }
 
-/// Sorts by cost. Those within the margin of the cheapest come first, the least loaded of them first; what is still
-/// equal is ordered by a hash of seed, request and worker, so that no worker is favoured for its name.
-fn sort_best_first<T>(
-    starts: &mut [T],
-    config: &RouterConfig,
-    id: RequestId,
-    key: impl Fn(&T) -> (Duration, u32, WorkerRank),
-) {
-    let Some(least) = starts.iter().map(|start| key(start).0).min() else { return };
-    let tied_up_to = least.saturating_add(config.cost.tie_margin);
-    starts.sort_by_cached_key(|start| {
-        let (total, requests, worker) = key(start);
-        let band = if total <= tied_up_to { Duration::ZERO } else { total };
-        (band, requests, tie_hash(config.seed, id, worker), worker)
-    });
+fn see_decode(start: &DecodeStart) -> Seen {
+    let Candidate { decode, cost, cached_tokens, requests, .. } = start.candidate;
+    let cached_blocks = cached_tokens / shared::BLOCK_TOKENS;
+    Seen { worker: decode, total: cost.total(), queue: start.queue, requests, cached_blocks }
 }
 
-fn tie_hash(seed: u64, id: RequestId, worker: WorkerRank) -> u64 {
-    let words = id.0.to_le_bytes();
-    let (low, high) = words.split_at(8);
-    let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-    let name = u64::from(worker.worker.0) << 16 | u64::from(worker.rank.0);
-    [word(low), word(high), name].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part))
+fn see_prefill(start: &PrefillStart) -> Seen {
+    let PrefillCandidate { prefill, cost, cached_tokens, requests } = start.candidate;
+    let cached_blocks = cached_tokens / shared::BLOCK_TOKENS;
+    let queue = cost.prefill_queue;
+    Seen { worker: prefill, total: cost.total(), queue, requests, cached_blocks }
 }
 
 /// One line for people.
-fn reason(start: &DecodeStart, prompt: Prompt) -> String {
+fn reason(start: &DecodeStart, prompt: Prompt, policy: Policy) -> String {
     let Candidate { decode, cached_tokens, cost, .. } = &start.candidate;
     let (tokens, boundary) = (prompt.tokens, prompt.boundary);
-    let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1_000.0);
+    let ms = |time: Duration| {
+        let tenths = time.saturating_add(Duration::from_micros(50)).as_micros() / 100;
+        format!("{}.{}", tenths / 10, tenths % 10)
+    };
     let why = match (start.kind, start.candidate.prefill) {
         (PlacementKind::ShortPrompt, _) => {
             format!("direct, {tokens} tokens are too few for prefill")
@@ -224,13 +353,15 @@ fn reason(start: &DecodeStart, prompt: Prompt) -> String {
         (PlacementKind::Disaggregated, None) => unreachable!("this kind names its prefill worker"),
     };
     format!(
-        "decode {decode}, {why}; {cached_tokens} of {boundary} tokens cached, {} ms = queue {} + restore {} + \
-         recompute {} + hand-off {} + tail {}",
+        "{policy}: decode {decode}, {why}; {cached_tokens} of {boundary} tokens cached, {} ms = queue {} + restore {} + \
+         recompute {} + hand-off {} + tail {} + interference {}",
         ms(cost.total()),
         ms(cost.prefill_queue.saturating_add(cost.decode_queue)),
         ms(cost.restore),
         ms(cost.recompute),
         ms(cost.handoff),
         ms(cost.tail),
+        ms(cost.interference),
+        policy = policy.as_str(),
     )
 }

@@ -1,156 +1,204 @@
-//! What a placement costs, in time: queue wait, the lesser of restore and recompute for each cached block, the rows to
-//! compute, hand-off and tail.
+//! How a worker is chosen among those that can take a request: a closed set of policies, each a small pure function.
 //!
-//! Two ways to start are priced. *Direct*: the decode worker computes all that is missing. *Disaggregated*: a prefill
-//! worker computes [H, S) for its own cached prefix H while the decode worker's queue drains; the decode worker reads
-//! what it lacks and computes the tail [S, N). Terms add up to the expected time to the first token.
+//! A policy sees each candidate of one role as a few numbers and gives it a key; the least key is chosen. Equal keys are
+//! ordered by a hash of seed, request and worker, so that no worker is favoured for its name and replicas of the router
+//! with different seeds do not choose the same one. The same policy orders decode workers and prefill workers.
+//!
+//! Under every policy a miss, a request of which nobody holds anything, is decided by load alone: the policies that
+//! look at cached blocks then see equal ones.
 
 use std::time::Duration;
 
-use shared::{BLOCK_TOKENS, StartGeometry};
+use shared::{RequestId, WorkerRank};
 
-use crate::config::CostConfig;
-use crate::index::PrefixMatch;
-use crate::pace::Pace;
+/// Requests above the mean that a worker may always have under `cache_aware` and `session`: a handful more is no
+/// imbalance yet, and with one or two requests each the mean says little.
+const LOAD_SLACK: u64 = 4;
 
-/// The terms of one candidate. Their sum is what is compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
-    /// Wait until the prefill worker reaches the request.
-    pub prefill_queue: Duration,
-    /// Wait until the decode worker reaches the request, as far as prefill does not cover it.
-    pub decode_queue: Duration,
-    /// Bringing cached blocks to the workers that need them.
-    pub restore: Duration,
-    /// Computing the rows of [0, S) that are not cached, replayed rows included; on a decode worker at its raised price.
-    pub recompute: Duration,
-    /// Visiting the prefill worker and reading its blocks.
-    pub handoff: Duration,
-    /// Computing [S, N) on the decode worker.
-    pub tail: Duration,
+/// The policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Policy {
+    /// Least cost in time; of those within `tie_margin` of it the least loaded.
+    Cost,
+    /// Longest cached prefix among workers within the load bound; of equal ones the least loaded.
+    CacheAware,
+    /// Fewest requests in work or waiting, then the shortest wait.
+    LeastLoaded,
+    /// The less loaded of two drawn at random.
+    PowerOfTwo,
+    /// One after the other, in the order of their names.
+    RoundRobin,
+    /// The same worker for the same session while it is within the load bound: a hash of the client's session key, or else
+    /// of the prompt's first block. Replicas of the router agree on it.
+    Session,
 }
 
-impl Cost {
-    /// The sum of all terms.
+impl Policy {
+    /// All policies.
+    pub const ALL: [Self; 6] = [
+        Self::Cost,
+        Self::CacheAware,
+        Self::LeastLoaded,
+        Self::PowerOfTwo,
+        Self::RoundRobin,
+        Self::Session,
+    ];
+
+    /// The word used in the configuration, in metrics and reports.
     #[must_use]
-    pub fn total(&self) -> Duration {
-        let waits = self.prefill_queue.saturating_add(self.decode_queue);
-        let rows = self.restore.saturating_add(self.recompute);
-        waits.saturating_add(rows).saturating_add(self.handoff).saturating_add(self.tail)
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cost => "cost",
+            Self::CacheAware => "cache_aware",
+            Self::LeastLoaded => "least_loaded",
+            Self::PowerOfTwo => "power_of_two",
+            Self::RoundRobin => "round_robin",
+            Self::Session => "session",
+        }
     }
 
-    /// The sum of the terms before the decode worker takes over.
-    pub(crate) fn prefill_path(&self) -> Duration {
-        self.prefill_queue.saturating_add(self.restore).saturating_add(self.recompute)
-    }
-}
-
-/// A prompt's rows, cut at its hand-off boundary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Prompt {
-    /// N.
-    pub(crate) tokens: u32,
-    /// S.
-    pub(crate) boundary: u32,
-}
-
-impl Prompt {
-    pub(crate) fn new(tokens: u32, geometry: StartGeometry) -> Self {
-        Self { tokens, boundary: geometry.boundary(tokens) }
-    }
-
-    /// N - S.
-    pub(crate) fn tail_rows(self) -> u64 {
-        u64::from(self.tokens - self.boundary)
-    }
-
-    /// The blocks of [0, S).
-    pub(crate) fn blocks(self) -> u32 {
-        self.boundary / BLOCK_TOKENS
+    /// The policy that a word names.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|policy| policy.as_str() == word)
     }
 }
 
-/// One worker's side of a prompt: how busy it is, how fast, and how much of [0, S) it can have.
+/// A candidate as the policies see it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Side {
+pub(crate) struct Seen {
+    pub(crate) worker: WorkerRank,
+    pub(crate) total: Duration,
     pub(crate) queue: Duration,
-    pub(crate) pace: Pace,
-    pub(crate) cached: PrefixMatch,
+    pub(crate) requests: u32,
+    pub(crate) cached_blocks: u32,
 }
 
-impl Side {
-    /// Tokens of the cached prefix.
-    pub(crate) fn cached_tokens(&self) -> u32 {
-        self.cached.reach * BLOCK_TOKENS
-    }
+/// What the policies need besides the candidates.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Draw {
+    pub(crate) seed: u64,
+    pub(crate) id: RequestId,
+    /// What stands for the session: equal for its requests.
+    pub(crate) session: u64,
+    /// The worker chosen last in this role.
+    pub(crate) last: Option<WorkerRank>,
+    pub(crate) tie_margin: Duration,
+    pub(crate) load_bound_percent: u32,
+}
 
-    /// Rows of [0, S) that are not cached.
-    pub(crate) fn missing_rows(&self, prompt: Prompt) -> u32 {
-        prompt.boundary.saturating_sub(self.cached_tokens())
-    }
+/// What candidates are compared by; the least is best.
+type Key = [u64; 3];
 
-    /// Rows this worker computes up to S when it computes all that is missing: a start at a cached prefix replays
-    /// some rows to rebuild its windows.
-    pub(crate) fn rows_to_boundary(&self, prompt: Prompt, cost: &CostConfig) -> u64 {
-        let replayed = cost.replay_rows.min(self.cached_tokens());
-        u64::from(self.missing_rows(prompt)) + u64::from(replayed)
-    }
+/// The positions of the best candidates.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) best_first: Vec<usize>,
+    /// How many are as good as the first for the policy, itself included; only the hash puts it before them.
+    pub(crate) tied: u32,
+}
 
-    /// Time to have the cached prefix: for each block the lesser of restoring and recomputing it.
-    fn restore(&self, cost: &CostConfig) -> Duration {
-        let recompute = self.pace.time_for(u64::from(BLOCK_TOKENS));
-        let parts = self.cached.reach_by_tier.iter();
-        parts.fold(Duration::ZERO, |sum, (tier, blocks)| {
-            sum.saturating_add(cost.restore(tier).min(recompute).saturating_mul(blocks))
-        })
+/// Finds the best `kept` candidates, at least one if there is any.
+pub(crate) fn order(policy: Policy, draw: &Draw, seen: &[Seen], kept: usize) -> Order {
+    let mut keys: Vec<_> = keys(policy, draw, seen)
+        .into_iter()
+        .zip(seen)
+        .enumerate()
+        .map(|(at, (key, seen))| (key, tie_hash(draw.seed, draw.id, seen.worker), seen.worker, at))
+        .collect();
+    let best = keys.iter().map(|(key, ..)| *key).min();
+    let tied = keys.iter().filter(|(key, ..)| Some(*key) == best).count();
+    let kept = kept.max(1);
+    if kept < keys.len() {
+        keys.select_nth_unstable(kept);
+        keys.truncate(kept);
+    }
+    keys.sort_unstable();
+    Order {
+        best_first: keys.into_iter().map(|(.., at)| at).collect(),
+        tied: u32::try_from(tied).unwrap_or(u32::MAX),
     }
 }
 
-/// The prefill worker's terms.
-pub(crate) fn price_prefill(side: &Side, prompt: Prompt, cost: &CostConfig) -> Cost {
-    Cost {
-        prefill_queue: side.queue,
-        restore: side.restore(cost),
-        recompute: side.pace.time_for(side.rows_to_boundary(prompt, cost)),
-        ..Cost::default()
+fn keys(policy: Policy, draw: &Draw, seen: &[Seen]) -> Vec<Key> {
+    match policy {
+        Policy::Cost => cost(draw, seen),
+        Policy::CacheAware => cache_aware(draw, seen),
+        Policy::LeastLoaded => seen.iter().map(load).collect(),
+        Policy::PowerOfTwo => power_of_two(draw, seen),
+        Policy::RoundRobin => seen.iter().map(|it| round_robin(draw, it)).collect(),
+        Policy::Session => session(draw, seen),
     }
 }
 
-/// The cost of a decode worker that computes everything itself.
-pub(crate) fn price_direct(side: &Side, prompt: Prompt, cost: &CostConfig) -> Cost {
-    let rows = side.rows_to_boundary(prompt, cost);
-    let time = side.pace.time_for(rows);
-    // Replayed rows alone are no work that a prefill worker would take over.
-    let recompute = if side.missing_rows(prompt) == 0 {
-        time
-    } else {
-        time.saturating_mul(cost.direct_percent) / 100
+fn load(seen: &Seen) -> Key {
+    [u64::from(seen.requests), nanos(seen.queue), 0]
+}
+
+fn cost(draw: &Draw, seen: &[Seen]) -> Vec<Key> {
+    let least = seen.iter().map(|it| it.total).min().unwrap_or_default();
+    let tied_up_to = least.saturating_add(draw.tie_margin);
+    let key = |it: &Seen| {
+        let band = if it.total <= tied_up_to { Duration::ZERO } else { it.total };
+        [nanos(band), u64::from(it.requests), 0]
     };
-    Cost {
-        decode_queue: side.queue,
-        restore: side.restore(cost),
-        recompute,
-        tail: side.pace.time_for(prompt.tail_rows()),
-        ..Cost::default()
-    }
+    seen.iter().map(key).collect()
 }
 
-/// The cost of a decode worker behind a prefill worker.
-pub(crate) fn price_disaggregated(
-    decode: &Side,
-    prefill: &Cost,
-    prompt: Prompt,
-    cost: &CostConfig,
-) -> Cost {
-    let read = prompt.blocks().saturating_sub(decode.cached.reach);
-    Cost {
-        prefill_queue: prefill.prefill_queue,
-        decode_queue: decode.queue.saturating_sub(prefill.prefill_path()),
-        restore: prefill.restore.saturating_add(decode.restore(cost)),
-        recompute: prefill.recompute,
-        handoff: cost.handoff.saturating_add(cost.restore_peer.saturating_mul(read)),
-        tail: decode.pace.time_for(prompt.tail_rows()),
-    }
+fn cache_aware(draw: &Draw, seen: &[Seen]) -> Vec<Key> {
+    let bound = load_bound(draw, seen);
+    let key = |it: &Seen| {
+        let over = bound <= u64::from(it.requests);
+        // Beyond the bound what is cached does not count any more.
+        let uncached = if over { 0 } else { u64::from(u32::MAX - it.cached_blocks) };
+        [u64::from(over), uncached, u64::from(it.requests)]
+    };
+    seen.iter().map(key).collect()
+}
+
+fn power_of_two(draw: &Draw, seen: &[Seen]) -> Vec<Key> {
+    let ticket = |it: &Seen| mix(tie_hash(draw.seed, draw.id, it.worker));
+    let mut tickets: Vec<u64> = seen.iter().map(ticket).collect();
+    tickets.sort_unstable();
+    let last = tickets.get(1).or_else(|| tickets.first()).copied().unwrap_or(0);
+    let key = |it: &Seen| [u64::from(last < ticket(it)), u64::from(it.requests), 0];
+    seen.iter().map(key).collect()
+}
+
+fn round_robin(draw: &Draw, seen: &Seen) -> Key {
+    let name = u64::from(seen.worker.worker.0) << 16 | u64::from(seen.worker.rank.0);
+    [u64::from(draw.last.is_some_and(|last| seen.worker <= last)), name, 0]
+}
+
+fn session(draw: &Draw, seen: &[Seen]) -> Vec<Key> {
+    let bound = load_bound(draw, seen);
+    let key = |it: &Seen| {
+        let over = bound <= u64::from(it.requests);
+        // Rendezvous hashing: a worker that comes or goes moves only its own sessions.
+        [u64::from(over), tie_hash(draw.session, RequestId(0), it.worker), 0]
+    };
+    seen.iter().map(key).collect()
+}
+
+/// Requests that make a worker too loaded to be chosen for its cache or a session.
+fn load_bound(draw: &Draw, seen: &[Seen]) -> u64 {
+    let sum: u64 = seen.iter().map(|it| u64::from(it.requests)).sum();
+    let count = u64::try_from(seen.len()).unwrap_or(u64::MAX).max(1);
+    let scaled = (sum + 1).saturating_mul(u64::from(draw.load_bound_percent));
+    scaled.div_ceil(100 * count) + LOAD_SLACK
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A hash that differs between workers, requests and seeds.
+pub(crate) fn tie_hash(seed: u64, id: RequestId, worker: WorkerRank) -> u64 {
+    let words = id.0.to_le_bytes();
+    let (low, high) = words.split_at(8);
+    let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    let name = u64::from(worker.worker.0) << 16 | u64::from(worker.rank.0);
+    [word(low), word(high), name].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part))
 }
 
 /// A well-spread function of 64 bits: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
@@ -159,4 +207,151 @@ pub(crate) fn mix(value: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use shared::{RequestId, WorkerRank};
+
+    use super::{Draw, Policy, Seen, order};
+    use crate::testing::rank;
+
+    fn draw(id: u128) -> Draw {
+        Draw {
+            seed: 3,
+            id: RequestId(id),
+            session: 11,
+            last: None,
+            tie_margin: Duration::from_millis(1),
+            load_bound_percent: 125,
+        }
+    }
+
+    /// Candidates by (cost in ms, requests, cached blocks); worker names count from 0.
+    fn fleet(rows: &[(u64, u32, u32)]) -> Vec<Seen> {
+        let seen = rows.iter().zip(0..).map(|(&(ms, requests, cached_blocks), worker)| Seen {
+            worker: rank(worker),
+            total: Duration::from_millis(ms),
+            queue: Duration::ZERO,
+            requests,
+            cached_blocks,
+        });
+        seen.collect()
+    }
+
+    fn best(policy: Policy, draw: &Draw, rows: &[(u64, u32, u32)]) -> (WorkerRank, u32) {
+        let seen = fleet(rows);
+        let order = order(policy, draw, &seen, 2);
+        assert_eq!(order.best_first.len(), rows.len().min(2));
+        (seen[order.best_first[0]].worker, order.tied)
+    }
+
+    #[test]
+    fn each_policy_chooses_by_its_own_rule() {
+        use Policy::{CacheAware, Cost, LeastLoaded};
+        // The fleet, then who is chosen and how many were as good.
+        type Case = (Policy, &'static [(u64, u32, u32)], u32, u32);
+        let cases: [Case; 10] = [
+            (Cost, &[(9, 0, 0), (5, 9, 0), (7, 1, 9)], 1, 1),
+            // Within a millisecond the less loaded one is as good.
+            (Cost, &[(5, 3, 0), (6, 2, 0), (7, 0, 0)], 1, 1),
+            (Cost, &[(5, 0, 0), (50, 0, 0)], 0, 1),
+            (CacheAware, &[(1, 0, 0), (9, 3, 7), (9, 0, 3)], 1, 1),
+            (CacheAware, &[(1, 3, 7), (9, 2, 7), (9, 0, 3)], 1, 1),
+            // Twenty requests against a mean of seven: more than 125 % and 4.
+            (CacheAware, &[(1, 0, 0), (9, 20, 7), (9, 1, 0)], 0, 1),
+            (CacheAware, &[(1, 2, 0), (9, 1, 0), (9, 3, 0)], 1, 1),
+            // Everybody beyond the bound cannot be: the mean is not above itself.
+            (CacheAware, &[(1, 64, 1), (9, 64, 2), (9, 64, 0)], 1, 1),
+            (LeastLoaded, &[(1, 2, 9), (9, 1, 0), (9, 3, 0)], 1, 1),
+            (LeastLoaded, &[(1, 2, 9), (9, 2, 0), (9, 3, 0)], 0, 2),
+        ];
+        for (policy, rows, chosen, tied) in cases {
+            let found = best(policy, &draw(1), rows);
+            assert_eq!(found.1, tied, "{} {rows:?}", policy.as_str());
+            if tied == 1 {
+                assert_eq!(found.0, rank(chosen), "{} {rows:?}", policy.as_str());
+            }
+        }
+    }
+
+    #[test]
+    fn ties_fall_evenly_and_by_the_seed() {
+        let rows = [(5, 1, 2); 4];
+        for policy in [Policy::Cost, Policy::CacheAware, Policy::LeastLoaded, Policy::PowerOfTwo] {
+            let shares = |seed| {
+                let mut shares: BTreeMap<WorkerRank, u32> = BTreeMap::new();
+                for id in 0..400 {
+                    let draw = Draw { seed, ..draw(id) };
+                    *shares.entry(best(policy, &draw, &rows).0).or_default() += 1;
+                }
+                shares
+            };
+            let even = shares(1).values().filter(|share| (60..=140).contains(*share)).count();
+            assert_eq!(even, 4, "{}: {:?}", policy.as_str(), shares(1));
+            let differ = (0..100).filter(|&id| {
+                let other = Draw { seed: 9, ..draw(id) };
+                best(policy, &draw(id), &rows).0 != best(policy, &other, &rows).0
+            });
+            assert!(40 < differ.count(), "{}", policy.as_str());
+        }
+    }
+
+    #[test]
+    fn the_better_of_two_is_never_the_worst_of_the_fleet() {
+        let rows = [(1, 9, 0), (1, 5, 0), (1, 1, 0)];
+        let mut shares = [0; 3];
+        for id in 0..300 {
+            let worker = best(Policy::PowerOfTwo, &draw(id), &rows).0;
+            shares[usize::try_from(worker.worker.0).expect("small")] += 1;
+        }
+        // Of three pairs two have the idle one, and one has the middle one as its better half.
+        assert!(shares[0] == 0 && 150 < shares[2] && 60 < shares[1], "{shares:?}");
+        assert_eq!(best(Policy::PowerOfTwo, &draw(1), &rows[..1]).0, rank(0));
+    }
+
+    #[test]
+    fn round_robin_visits_all_in_turn_as_members_come_and_go() {
+        let mut last = None;
+        let mut turns = Vec::new();
+        for count in [3, 3, 3, 3, 2, 2, 4, 4, 4] {
+            let rows = vec![(1, 0, 0); count];
+            let worker = best(Policy::RoundRobin, &Draw { last, ..draw(7) }, &rows).0;
+            turns.push(worker.worker.0);
+            last = Some(worker);
+        }
+        assert_eq!(turns, [0, 1, 2, 0, 1, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_session_stays_until_its_worker_is_overloaded_or_gone() {
+        let of = |session, seed, rows: &[(u64, u32, u32)]| {
+            best(Policy::Session, &Draw { session, seed, ..draw(u128::from(seed)) }, rows).0
+        };
+        let idle = vec![(1, 0, 0); 8];
+        let mut moved = 0;
+        for session in 0..100 {
+            let home = of(session, 1, &idle);
+            assert_eq!(home, of(session, 2, &idle), "requests and replicas agree");
+            let mut busy = idle.clone();
+            busy[usize::try_from(home.worker.0).expect("small")].1 = 40;
+            assert_ne!(of(session, 1, &busy), home, "40 requests against a mean of 5");
+            moved += u32::from(home != of(session, 1, &idle[..7]));
+        }
+        assert!(
+            (3..30).contains(&moved),
+            "one of eight workers left: {moved} of 100 sessions moved"
+        );
+    }
+
+    #[test]
+    fn words_name_policies() {
+        for policy in Policy::ALL {
+            assert_eq!(Policy::parse(policy.as_str()), Some(policy));
+        }
+        assert_eq!(Policy::parse("best"), None);
+    }
 }

@@ -4,28 +4,50 @@
 //! [`Router::next_deadline`] says, and calls [`Router::finished`] once for each request whose ticket was dropped.
 
 #[cfg(test)]
+mod admitting;
+#[cfg(test)]
 mod churn;
+#[cfg(test)]
+mod expected;
+mod learning;
+mod peers;
+mod queueing;
+#[cfg(test)]
+mod repair;
+#[cfg(test)]
+mod steering;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use shared::{
-    CacheEvent, LoadReport, PlaceRequest, Placement, RequestId, ServeError, Timestamp, WorkerEvent,
-    WorkerRank,
+    CacheChange, CacheEvent, CacheQuestion, LoadReport, Placement, RequestId, ServeError,
+    Timestamp, WorkerEvent, WorkerRank,
 };
 
-use crate::admission::{Completions, Queue, Waiting};
+use crate::admission::Completions;
+use crate::answers::AnswerLength;
 use crate::config::{ConfigError, RouterConfig};
 use crate::index::{Applied, JoinError, PrefixIndex, ViewState};
+use crate::life::Lives;
 use crate::loads::Loads;
-use crate::place::{Blocked, Choice, Facts, choose};
-use crate::records::{DecisionLog, DecisionRecord};
-use crate::resync::Resyncs;
+use crate::place::Facts;
+use crate::queue::{Queue, QueueLimits};
+use crate::records::{DecisionLog, DecisionRecord, Expected, PredictionCounters};
+use crate::resync::{Resyncs, Step};
 use crate::role::Role;
 use crate::snapshot::{
-    LoadSnapshot, PlacedCounters, RefusedCounters, RouterSnapshot, WorkerSnapshot,
+    LoadSnapshot, PlacedCounters, RateSnapshot, RefusedCounters, ResyncCounters, RouterSnapshot,
+    WorkerSnapshot,
 };
+use peers::Peers;
+
+pub use peers::{PEER_REFRESH, PEER_SILENCE, PeerSnapshot, Reservation};
+
+/// How often workers are looked at for having become stuck; only the counter of such workers waits for it.
+const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
 /// What the driver of a router has to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +66,12 @@ pub enum Action {
         /// Why.
         error: ServeError,
     },
-    /// Ask a member to publish its whole state: `Cleared`, then `Stored` events, in its ordinary sequence.
+    /// Ask a member whose events were lost; the answer comes in its ordinary sequence.
     Resync {
         /// The member.
         worker: WorkerRank,
+        /// What to ask it for.
+        question: CacheQuestion,
     },
 }
 
@@ -57,13 +81,22 @@ pub struct Router {
     config: RouterConfig,
     index: PrefixIndex,
     loads: Loads,
+    lives: Lives,
     queue: Queue,
     running: HashMap<RequestId, Running>,
     completions: Completions,
+    answers: AnswerLength,
     resyncs: Resyncs,
     decisions: DecisionLog,
-    /// When the head of the queue may find a prefill worker without any other event.
+    peers: Peers,
+    /// When something that waits may find a worker without any other event.
     relief_at: Option<Timestamp>,
+    /// When workers were looked at last.
+    looked_at: Timestamp,
+    /// Raised when prefill workers come, go or drain: what waits for one is tried anew.
+    prefill_state: u64,
+    /// The decode worker and the prefill worker chosen last.
+    last: (Option<WorkerRank>, Option<WorkerRank>),
     counters: Counters,
 }
 
@@ -72,6 +105,10 @@ pub struct Router {
 struct Running {
     decode: WorkerRank,
     prefill: Option<WorkerRank>,
+    decode_rows: u64,
+    prefill_rows: u64,
+    /// None once it started.
+    expected: Option<Expected>,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +120,10 @@ struct Counters {
     finished_unknown: u64,
     lost_with_worker: u64,
     reports_unknown_worker: u64,
-    resyncs: u64,
+    outcomes_unknown: u64,
+    overtaken: u64,
+    resyncs: ResyncCounters,
+    predictions: PredictionCounters,
 }
 
 impl Router {
@@ -93,15 +133,29 @@ impl Router {
     /// A setting is out of its range.
     pub fn new(config: RouterConfig) -> Result<Self, ConfigError> {
         config.validate()?;
+        let limits = QueueLimits {
+            waiting_max: config.admission.waiting_max,
+            passes_max: config.admission.priority_passes_max,
+            tenants_max: config.admission.tenants_max,
+        };
+        let weights = config.tenant_weights.iter().map(|(id, &weight)| (id.tag(), weight));
         Ok(Self {
-            index: PrefixIndex::new(config.workers_max, config.index_entries_max),
+            index: PrefixIndex::new(config.workers_max, config.index_entries_max)
+                .with_drives(config.index_drive_blocks_max)
+                .with_expectations(config.expected_blocks_max),
             loads: Loads::new(config.loads, &config.cost),
-            queue: Queue::new(config.admission.waiting_max),
+            lives: Lives::new(config.life, config.seed),
+            queue: Queue::new(limits, weights.collect()),
             running: HashMap::new(),
             completions: Completions::default(),
+            answers: AnswerLength::assumed(config.cost.answer_tokens),
             resyncs: Resyncs::new(config.resync),
             decisions: DecisionLog::new(config.records.decisions_max),
+            peers: Peers::default(),
             relief_at: None,
+            looked_at: Timestamp(0),
+            prefill_state: 0,
+            last: (None, None),
             counters: Counters::default(),
             config,
         })
@@ -126,6 +180,8 @@ impl Router {
         }
         self.index.join(worker, role)?;
         self.loads.join(worker, role, now);
+        self.lives.join(worker, role, now);
+        self.prefill_state += u64::from(role == Role::Prefill);
         self.drain(now, &mut actions);
         Ok(actions)
     }
@@ -134,8 +190,11 @@ impl Router {
     /// the last decode worker leaves, everything that waits is refused. Unknown members are ignored.
     pub fn worker_left(&mut self, worker: WorkerRank, now: Timestamp) -> Vec<Action> {
         let mut actions = Vec::new();
+        self.prefill_state += u64::from(self.index.role(worker) == Some(Role::Prefill));
         self.index.leave(worker);
         self.loads.leave(worker);
+        self.lives.leave(worker);
+        self.peers.worker_left(worker);
         self.resyncs.settled(worker);
         let (loads, counters) = (&mut self.loads, &mut self.counters);
         self.running.retain(|&id, running| {
@@ -152,12 +211,7 @@ impl Router {
             counters.lost_with_worker += 1;
             false
         });
-        if !self.loads.has_decode() {
-            while let Some(waiting) = self.queue.pop() {
-                let error = ServeError::NoWorker { role: Role::Decode.as_str() };
-                self.refuse(waiting.request.id, error, &mut actions);
-            }
-        }
+        self.refuse_all_without_decode(&mut actions);
         self.drain(now, &mut actions);
         actions
     }
@@ -174,49 +228,14 @@ impl Router {
         actions
     }
 
-    /// Asks for a placement: the answer is among the actions of this or of a later call, exactly once, unless
-    /// [`Self::finished`] withdraws the request before.
-    ///
-    /// An id that is waiting or running already is refused as an internal error; the earlier request is not touched.
-    pub fn submit(&mut self, request: PlaceRequest, now: Timestamp) -> Vec<Action> {
-        let mut actions = self.tick(now);
-        let id = request.id;
-        if let Some(error) = self.refusal(&request, now) {
-            self.refuse(id, error, &mut actions);
-            return actions;
-        }
-        if self.queue.len() == 0 {
-            match choose(&request, self.facts(now)) {
-                Ok(choice) => {
-                    self.place(&Waiting { request, since: now }, choice, now, &mut actions);
-                    return actions;
-                }
-                Err(blocked) => self.note_blocked(blocked, now),
-            }
-        }
-        if self.queue.is_full() {
-            let waiting = self.queue.len();
-            let retry_after = self.completions.retry_after(waiting, now, &self.config.admission);
-            let error = ServeError::Overloaded {
-                waiting,
-                waiting_max: self.config.admission.waiting_max,
-                retry_after_ms: u64::try_from(retry_after.as_millis()).unwrap_or(u64::MAX),
-            };
-            self.refuse(id, error, &mut actions);
-        } else {
-            self.queue.push(request, now);
-        }
-        actions
-    }
-
     /// Ends a request: a placed one frees its workers, a waiting one is withdrawn without an answer, an unknown one is
     /// ignored.
     pub fn finished(&mut self, id: RequestId, now: Timestamp) -> Vec<Action> {
         let mut actions = Vec::new();
         if let Some(running) = self.running.remove(&id) {
-            self.loads.finish(running.decode, id, now);
-            if let Some(prefill) = running.prefill {
-                self.loads.finish(prefill, id, now);
+            for worker in [Some(running.decode), running.prefill].into_iter().flatten() {
+                self.loads.finish(worker, id, now);
+                self.lives.finished(worker, id);
             }
             self.completions.note(now);
             self.counters.finished += 1;
@@ -230,11 +249,21 @@ impl Router {
         actions
     }
 
-    /// Does what is due: refuses expired requests, places one that waited for a prefill worker, repeats requests for
-    /// whole states. Calling it early or twice is harmless.
+    /// Does what is due: refuses expired requests, places those whose wait ends by time alone, forgets workers whose drain
+    /// took too long, repeats requests to members whose events were lost. Calling it early or twice is harmless.
     pub fn tick(&mut self, now: Timestamp) -> Vec<Action> {
         let mut actions = Vec::new();
+        self.index.expire(now);
+        if LOOK_PERIOD <= now.since(self.looked_at) {
+            self.looked_at = now;
+            self.lives.look(&self.loads, now);
+        }
+        for worker in self.lives.drained_out(now) {
+            self.lives.counters.drains_cut_off += 1;
+            actions.extend(self.worker_left(worker, now));
+        }
         let waiting = self.queue.len();
+        self.expire_peers(now, &mut actions);
         self.expire(now, &mut actions);
         let head_changed = self.queue.len() < waiting;
         if head_changed || self.relief_at.is_some_and(|at| at <= now) {
@@ -247,10 +276,9 @@ impl Router {
     /// When [`Self::tick`] has something to do, if nothing else happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        [self.queue.next_deadline(), self.relief_at, self.resyncs.next()]
-            .into_iter()
-            .flatten()
-            .min()
+        let queue = [self.queue.next_deadline(), self.relief_at];
+        let members = [self.resyncs.next(), self.lives.next_drain()];
+        queue.into_iter().chain(members).flatten().min()
     }
 
     /// The last decisions, newest first.
@@ -261,7 +289,7 @@ impl Router {
     /// The last decision about a request, while it is kept.
     #[must_use]
     pub fn decision(&self, id: RequestId) -> Option<&DecisionRecord> {
-        self.decisions.iter().find(|record| record.id == id)
+        self.decisions.of(id)
     }
 
     /// The state in numbers.
@@ -269,20 +297,29 @@ impl Router {
     pub fn snapshot(&self, now: Timestamp) -> RouterSnapshot {
         let workers = self.index.members().map(|(worker, role)| {
             let (view, index_entries) = self.index.view(worker).expect("a member has a view");
-            let load = self.loads.of(worker).map(|load| LoadSnapshot {
-                placed: load.placed(),
-                requests: self.loads.requests(load, now),
-                rows: load.rows(now),
-                rows_per_second: load.pace().rows_per_second(),
-                measured: load.is_measured(),
-            });
-            WorkerSnapshot { worker, role, view, index_entries, load }
+            let load = self.load_snapshot(worker, now);
+            let ranges_suspect = self.index.suspect(worker).len();
+            let unindexed = self.index.unindexed(worker);
+            WorkerSnapshot { worker, role, view, ranges_suspect, index_entries, unindexed, load }
         });
+        let (tenants, tenants_waiting) = self.queue.tenants();
         RouterSnapshot {
+            policy: self.config.policy,
             waiting: self.queue.len(),
+            waiting_by_class: self.queue.by_class(),
+            tenants,
+            tenants_waiting,
+            life: self.lives.counters,
+            predictions: self.counters.predictions,
+            answer_tokens: self.answers.tokens(),
+            overtaken: self.counters.overtaken,
+            outcomes_unknown: self.counters.outcomes_unknown,
             running: self.running.len(),
             index_entries: self.index.entries(),
             index_blocks: self.index.blocks(),
+            index_drive_blocks: self.index.drive_blocks(),
+            expected: self.index.expected(),
+            expected_blocks: self.index.expectation_blocks(),
             index: self.index.counters(),
             placed: self.counters.placed,
             refused: self.counters.refused,
@@ -292,20 +329,37 @@ impl Router {
             finished_unknown: self.counters.finished_unknown,
             reports_unknown_worker: self.counters.reports_unknown_worker,
             resyncs: self.counters.resyncs,
+            peers: self.peers.snapshot(),
             workers: workers.collect(),
         }
     }
 
+    fn load_snapshot(&self, worker: WorkerRank, now: Timestamp) -> Option<LoadSnapshot> {
+        let load = self.loads.of(worker)?;
+        Some(LoadSnapshot {
+            placed: load.placed(),
+            requests: self.loads.requests(load, now),
+            rows: load.rows(now),
+            rows_per_second: load.rates().pace.rows_per_second(),
+            measured: load.is_measured(),
+            rates: RateSnapshot::of(&load.rates()),
+            life: self.lives.snapshot(worker, now),
+        })
+    }
+
     fn cache_event(&mut self, event: &CacheEvent, now: Timestamp, actions: &mut Vec<Action>) {
-        match self.index.apply(event) {
-            Applied::AfterGap => self.resyncs.need(event.worker, now),
-            Applied::InOrder => {
-                let complete = |(state, _)| state == ViewState::Complete;
-                if self.index.view(event.worker).is_some_and(complete) {
-                    self.resyncs.settled(event.worker);
-                }
-            }
-            Applied::Duplicate | Applied::OldIncarnation | Applied::UnknownWorker => {}
+        let worker = event.worker;
+        let applied = self.index.apply(event);
+        let stale = self.index.view(worker).is_some_and(|(state, _)| state == ViewState::Stale);
+        let located = matches!(event.change, CacheChange::Digests(_));
+        match applied {
+            Applied::AfterGap | Applied::InOrder if !stale => self.resyncs.settled(worker),
+            Applied::AfterGap | Applied::InOrder if located => self.resyncs.narrowed(worker, now),
+            Applied::AfterGap => self.resyncs.need(worker, now),
+            Applied::InOrder
+            | Applied::Duplicate
+            | Applied::OldIncarnation
+            | Applied::UnknownWorker => {}
         }
         self.ask_for_states(now, actions);
     }
@@ -317,110 +371,47 @@ impl Router {
         now: Timestamp,
         actions: &mut Vec<Action>,
     ) {
-        if self.loads.report(worker, report, now) {
-            self.drain(now, actions);
-        } else {
+        if !self.loads.report(worker, report, now) {
             self.counters.reports_unknown_worker += 1;
+            return;
         }
+        let busy = self.loads.is_busy(worker);
+        self.lives.reported(worker, report.progress, busy, now);
+        self.reported_drain(worker, report.draining, now, actions);
+        self.drain(now, actions);
     }
 
     fn facts(&self, now: Timestamp) -> Facts<'_> {
-        Facts { config: &self.config, index: &self.index, loads: &self.loads, now }
-    }
-
-    /// Why a new request cannot even wait.
-    fn refusal(&self, request: &PlaceRequest, now: Timestamp) -> Option<ServeError> {
-        let id = request.id;
-        if self.running.contains_key(&id) || self.queue.contains(id) {
-            let message = format!("request {id} was submitted twice; request ids must be unique");
-            return Some(ServeError::Internal { message });
+        Facts {
+            config: &self.config,
+            index: &self.index,
+            loads: &self.loads,
+            lives: &self.lives,
+            answer_tokens: self.answers.tokens(),
+            last: self.last,
+            now,
         }
-        if request.deadline.is_some_and(|deadline| deadline <= now) {
-            return Some(ServeError::DeadlineExceeded { stage: "queued" });
-        }
-        (!self.loads.has_decode()).then(|| ServeError::NoWorker { role: Role::Decode.as_str() })
-    }
-
-    /// Places from the head of the queue until one cannot be placed.
-    fn drain(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        self.expire(now, actions);
-        self.relief_at = None;
-        while let Some(head) = self.queue.head() {
-            match choose(&head.request, self.facts(now)) {
-                Ok(choice) => {
-                    let waiting = self.queue.pop().expect("the head is there");
-                    self.place(&waiting, choice, now, actions);
-                }
-                Err(blocked) => {
-                    self.note_blocked(blocked, now);
-                    return;
-                }
-            }
-        }
-    }
-
-    fn note_blocked(&mut self, blocked: Blocked, now: Timestamp) {
-        self.relief_at = match blocked {
-            // Only another call frees a decode worker.
-            Blocked::Decode => None,
-            Blocked::Prefill => self.loads.prefill_relief(now),
-        };
-    }
-
-    fn expire(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        while let Some(waiting) = self.queue.pop_expired(now) {
-            let error = ServeError::DeadlineExceeded { stage: "queued" };
-            self.refuse(waiting.request.id, error, actions);
-        }
-    }
-
-    fn place(
-        &mut self,
-        waiting: &Waiting,
-        choice: Choice,
-        now: Timestamp,
-        actions: &mut Vec<Action>,
-    ) {
-        let id = waiting.request.id;
-        let Choice { placement, prompt, decode, prefill, .. } = choice;
-        self.loads.place(placement.decode, id, decode.rows, now);
-        if let Some(prefill) = prefill {
-            self.loads.place(prefill.candidate.prefill, id, prefill.rows, now);
-        }
-        let running = Running { decode: placement.decode, prefill: placement.prefill };
-        self.running.insert(id, running);
-        self.counters.placed.add(decode.kind);
-        self.decisions.push(DecisionRecord {
-            id,
-            at: now,
-            waited: now.since(waiting.since),
-            prompt_tokens: prompt.tokens,
-            boundary: prompt.boundary,
-            kind: decode.kind,
-            chosen: decode.candidate,
-            prefill_cached_tokens: prefill.map_or(0, |start| start.candidate.cached_tokens),
-            decode_candidates: choice.decode_candidates,
-            prefill_candidates: choice.prefill_candidates,
-        });
-        actions.push(Action::Place { id, placement });
-    }
-
-    fn refuse(&mut self, id: RequestId, error: ServeError, actions: &mut Vec<Action>) {
-        let refused = &mut self.counters.refused;
-        let counter = match error {
-            ServeError::Overloaded { .. } => &mut refused.overloaded,
-            ServeError::DeadlineExceeded { .. } => &mut refused.deadline,
-            ServeError::NoWorker { .. } => &mut refused.no_worker,
-            _ => &mut refused.duplicate,
-        };
-        *counter += 1;
-        actions.push(Action::Refuse { id, error });
     }
 
     fn ask_for_states(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        for worker in self.resyncs.due(now) {
-            self.counters.resyncs += 1;
-            actions.push(Action::Resync { worker });
+        for (worker, step) in self.resyncs.due(now) {
+            let asked = &mut self.counters.resyncs;
+            let question = match step {
+                Step::Digests => {
+                    asked.digests += 1;
+                    CacheQuestion::Digests
+                }
+                Step::Ranges => {
+                    asked.ranges += 1;
+                    CacheQuestion::Ranges(self.index.suspect(worker))
+                }
+                Step::Whole => {
+                    asked.whole += 1;
+                    self.index.distrust(worker);
+                    CacheQuestion::Whole
+                }
+            };
+            actions.push(Action::Resync { worker, question });
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use shared::{BlockName, DpRank, PlaceRequest, RequestId, TenantId, WorkerId, WorkerRank};
+use shared::{
+    BlockName, DpRank, PlaceRequest, Priority, RequestId, TenantId, WorkerId, WorkerRank,
+};
 
 use crate::policy::mix;
 
@@ -63,5 +65,8 @@ pub(crate) fn request(id: u128, prompt_tokens: u32, names: &[BlockName]) -> Plac
         prompt_tokens,
         output_tokens_max: 16,
         deadline: None,
+        priority: Priority::Normal,
+        session: None,
+        excluded: Vec::new(),
     }
 }

@@ -7,9 +7,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::events::{DecodeEvent, LocateEvent, OfferEvent, PlaceEvent, PrefillEvent};
+use crate::events::{DecodeEvent, LegOutcome, LocateEvent, OfferEvent, PlaceEvent, PrefillEvent};
 use crate::groups::Grouped;
-use crate::ids::{Generation, RequestContext, SlotIndex, WorkerRank};
+use crate::ids::{Generation, RequestContext, RequestId, SlotIndex, WorkerRank};
 use crate::objects::{Descriptor, ObjectKey};
 use crate::requests::{DecodeRequest, PlaceRequest, PrefillRequest};
 
@@ -83,6 +83,13 @@ pub trait Prefill: Send + Sync {
 pub trait Placer: Send + Sync {
     /// Asks for a placement. The ticket stands for the running request: the load it causes counts until it drops.
     fn submit(&self, request: PlaceRequest, sink: Box<dyn Sink<PlaceEvent>>) -> Ticket;
+
+    /// Tells how the run of a placed request on its decode worker goes: at most `Started` and one more per placement, the
+    /// latter before its ticket drops. Never blocks. What is told may be lost, since it only makes later placements
+    /// better; implementations that learn nothing ignore it.
+    fn outcome(&self, id: RequestId, worker: WorkerRank, outcome: LegOutcome) {
+        let _nothing_to_learn = (id, worker, outcome);
+    }
 }
 
 /// A store of cached objects outside a worker: host memory, drives, other nodes.

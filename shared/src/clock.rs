@@ -21,6 +21,49 @@ impl Timestamp {
     }
 }
 
+/// The mean time of something that is done again and again, over about the last `window` to twice as many of it.
+///
+/// A ratio of two sums: long and short samples weigh as much as they hold. Integers, so that equal samples give equal means
+/// everywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeanTime {
+    nanoseconds: u64,
+    count: u64,
+    window: u64,
+}
+
+impl MeanTime {
+    /// Nothing measured yet.
+    ///
+    /// # Panics
+    /// When `window` is 0.
+    #[must_use]
+    pub fn over(window: u32) -> Self {
+        assert!(0 < window, "a mean needs something to remember");
+        Self { nanoseconds: 0, count: 0, window: u64::from(window) }
+    }
+
+    /// Takes the time of `count` of them together; nothing when there were none.
+    pub fn note(&mut self, took: Duration, count: u64) {
+        if count == 0 {
+            return;
+        }
+        let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds = self.nanoseconds.saturating_add(nanoseconds);
+        self.count = self.count.saturating_add(count);
+        while 2 * self.window < self.count {
+            self.nanoseconds /= 2;
+            self.count /= 2;
+        }
+    }
+
+    /// Nanoseconds of one, at least 1; 0 before anything was measured.
+    #[must_use]
+    pub fn nanoseconds(self) -> u64 {
+        self.nanoseconds.checked_div(self.count).map_or(0, |mean| mean.max(1))
+    }
+}
+
 /// A source of monotonic time, and of the wall clock for what clients see.
 pub trait Clock: Send + Sync {
     /// Monotonic time. Never goes back.
@@ -72,7 +115,26 @@ impl Clock for ManualClock {
 mod tests {
     use std::time::Duration;
 
-    use super::{Clock, ManualClock};
+    use super::{Clock, ManualClock, MeanTime};
+
+    #[test]
+    fn a_mean_is_a_ratio_of_sums_and_forgets() {
+        let mut mean = MeanTime::over(10);
+        assert_eq!(mean.nanoseconds(), 0);
+        mean.note(Duration::from_nanos(900), 9);
+        mean.note(Duration::from_nanos(1_000), 1);
+        mean.note(Duration::from_nanos(5_000), 0);
+        assert_eq!(mean.nanoseconds(), 190, "ten of them in 1,900 ns");
+        for _ in 0..200 {
+            mean.note(Duration::from_nanos(7), 1);
+        }
+        assert!((7..9).contains(&mean.nanoseconds()), "{}", mean.nanoseconds());
+        mean.note(Duration::MAX, u64::MAX);
+        assert_eq!(mean.nanoseconds(), 1, "saturated, not broken");
+        let mut fast = MeanTime::over(10);
+        fast.note(Duration::ZERO, 3);
+        assert_eq!(fast.nanoseconds(), 1, "measured, so never 0");
+    }
 
     #[test]
     fn starts_within_one_second_are_different_incarnations_in_order() {

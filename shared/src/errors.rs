@@ -17,6 +17,18 @@ pub enum ServeError {
         /// A hint, in milliseconds.
         retry_after_ms: u64,
     },
+    /// The queue is full, and the tenant has more than its share of it while others wait. Retry later.
+    #[error(
+        "too many requests of this tenant are waiting ({waiting}, of {waiting_max} of all tenants); retry in {retry_after_ms} ms"
+    )]
+    OverShare {
+        /// The tenant's requests in the queue.
+        waiting: usize,
+        /// The bound of the queue.
+        waiting_max: usize,
+        /// A hint, in milliseconds.
+        retry_after_ms: u64,
+    },
     /// The prompt, or prompt and answer together, do not fit the model's context.
     #[error(
         "{tokens} tokens do not fit: this model takes at most {tokens_max}; shorten the prompt or max_tokens"

@@ -4,6 +4,7 @@ use crate::errors::ServeError;
 use crate::ids::{TokenId, WorkerRank};
 use crate::names::BlockName;
 use crate::objects::{Descriptor, ObjectKey, Tier};
+use crate::ranges::{RangeDigests, RangeSet};
 use crate::requests::Placement;
 
 /// Where the encoder windows at a start came from.
@@ -217,6 +218,23 @@ pub enum CacheChange {
     },
     /// Nothing is held any more, in any tier.
     Cleared,
+    /// Nothing is held of these ranges any more, in any tier. What is held after all follows as `Stored`: whoever
+    /// lost events asked for it.
+    RangesCleared(RangeSet),
+    /// No change: the digests of what all events before this one say is held. Whoever lost events asked for it.
+    Digests(RangeDigests),
+}
+
+/// What somebody who lost events asks a member for. The answer comes in the member's ordinary sequence, so that everybody
+/// who follows it can take it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheQuestion {
+    /// [`CacheChange::Digests`].
+    Digests,
+    /// [`CacheChange::RangesCleared`] and what is held of these ranges.
+    Ranges(RangeSet),
+    /// [`CacheChange::Cleared`] and everything that is held.
+    Whole,
 }
 
 /// A cache change with its place in the sender's history. A gap in `sequence` means lost events.
@@ -232,8 +250,38 @@ pub struct CacheEvent {
     pub change: CacheChange,
 }
 
-/// How busy a worker is.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How the run of a request on its decode worker went, as its caller saw it. What the router learns from besides loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LegOutcome {
+    /// The prompt is processed.
+    Started(StartReport),
+    /// The answer came to its end.
+    Completed {
+        /// Its tokens, those of earlier legs not counted.
+        tokens: u32,
+    },
+    /// The worker went away or broke the request.
+    Failed,
+    /// The worker is shutting down and did not take the request.
+    Draining,
+}
+
+/// What a worker measured about itself and its ways to others: moving averages in nanoseconds; 0 while unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerRates {
+    /// One step that gives each running answer a token and computes no prompt rows.
+    pub step_ns: u64,
+    /// Reading one block from a store's host memory.
+    pub restore_host_ns: u64,
+    /// Reading one block from a prefill worker.
+    pub restore_peer_ns: u64,
+    /// From the end of prefill's work to its last block being here, beyond what reading its blocks takes one by one; for
+    /// a prefill worker nothing.
+    pub handoff_ns: u64,
+}
+
+/// How busy a worker is. The default is an idle one that measured nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoadReport {
     /// Requests in work.
     pub running: u32,
@@ -247,6 +295,13 @@ pub struct LoadReport {
     pub slots: u32,
     /// Measured rows per second of recent steps; 0 while unknown.
     pub rows_per_second: f64,
+    /// Rises with rows computed and tokens emitted, and with each look of a worker that has nothing to compute now. While it
+    /// stands still, a worker with work is stuck.
+    pub progress: u64,
+    /// Whether it takes nothing new any more.
+    pub draining: bool,
+    /// What else it measured.
+    pub rates: WorkerRates,
 }
 
 /// What workers tell the router.

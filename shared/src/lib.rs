@@ -19,6 +19,7 @@ pub mod ids;
 pub mod layout;
 pub mod names;
 pub mod objects;
+pub mod ranges;
 pub mod requests;
 pub mod start;
 
@@ -26,11 +27,12 @@ pub use borders::{
     BlockStore, Decode, DecodeDirectory, Durability, Flow, Placer, Prefill, PrefillDirectory, Sink,
     SlotMemory, Ticket,
 };
-pub use clock::{Clock, ManualClock, Timestamp};
+pub use clock::{Clock, ManualClock, MeanTime, Timestamp};
 pub use errors::ServeError;
 pub use events::{
-    CacheChange, CacheEvent, DecodeEvent, FinishReason, Found, LoadReport, LocateEvent, Miss,
-    OfferEvent, OfferOutcome, PlaceEvent, PrefillEvent, StartReport, WindowSource, WorkerEvent,
+    CacheChange, CacheEvent, CacheQuestion, DecodeEvent, FinishReason, Found, LegOutcome,
+    LoadReport, LocateEvent, Miss, OfferEvent, OfferOutcome, PlaceEvent, PrefillEvent, StartReport,
+    WindowSource, WorkerEvent, WorkerRates,
 };
 pub use groups::{GROUP_BLOCKS, Grouped, group_of, owners, ungrouped};
 pub use ids::{
@@ -40,5 +42,8 @@ pub use ids::{
 pub use layout::{BLOCK_TOKENS, KvLayout, KvShape, LayoutError, SourceLayout, SourceShape};
 pub use names::{BlockName, Lineage, MediaRun, Numerics, Root, RootInputs, block_names, next_name};
 pub use objects::{Descriptor, Location, ObjectKey, ObjectKind, Tier};
-pub use requests::{DecodeRequest, PlaceRequest, Placement, PrefillRequest, Sampling};
+pub use ranges::{RANGES, RangeDigests, RangeSet, range_of};
+pub use requests::{
+    DecodeRequest, PlaceRequest, Placement, PrefillRequest, Priority, Sampling, SessionKey,
+};
 pub use start::StartGeometry;

@@ -100,6 +100,56 @@ impl PrefillRequest {
     }
 }
 
+/// How urgent a request is to its client. What waits is served by class; a lower class gets its turn all the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// Somebody waits for it and others may be overtaken.
+    High,
+    /// What a request is that says nothing.
+    #[default]
+    Normal,
+    /// Work in the background.
+    Low,
+}
+
+impl Priority {
+    /// All classes, the most urgent first.
+    pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
+
+    /// The word used in headers, metrics and reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Normal => "normal",
+            Self::Low => "low",
+        }
+    }
+
+    /// The class that a word names.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|class| class.as_str() == word)
+    }
+}
+
+/// Stands for what a client calls its conversation: a hash of it, so that nobody else can be followed by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionKey(pub u64);
+
+impl SessionKey {
+    /// The key of a tenant's session of this name. Sessions of the same name of two tenants have different keys.
+    #[must_use]
+    pub fn of(tenant: &TenantId, session: &[u8]) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("kvasir 2026 session key 1");
+        hasher.update(&tenant.tag().0.to_le_bytes());
+        hasher.update(session);
+        let hash = hasher.finalize();
+        let (head, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
+        Self(u64::from_le_bytes(*head))
+    }
+}
+
 /// Asks the router where a request should run.
 #[derive(Clone, Debug)]
 pub struct PlaceRequest {
@@ -115,6 +165,13 @@ pub struct PlaceRequest {
     pub output_tokens_max: u32,
     /// When the answer is worth nothing any more.
     pub deadline: Option<Timestamp>,
+    /// Its class while it waits.
+    pub priority: Priority,
+    /// The conversation it belongs to, if its client said so.
+    pub session: Option<SessionKey>,
+    /// Workers that failed this request before: not to be chosen while there are others. A few; the caller bounds them
+    /// with its retries.
+    pub excluded: Vec<WorkerRank>,
 }
 
 /// The router's answer, with its reasons.

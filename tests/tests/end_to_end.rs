@@ -2,6 +2,7 @@
 
 mod chats;
 mod cluster;
+mod explain;
 mod faults;
 mod kv;
 mod life;

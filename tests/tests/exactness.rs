@@ -17,8 +17,8 @@ use kvasir::config::Config;
 use kvasir::wiring::Cluster;
 use shared::{
     BLOCK_TOKENS, BlockName, Clock, DecodeEvent, DecodeRequest, Flow, Lineage, PlaceEvent,
-    PlaceRequest, RequestId, Root, RootInputs, Sampling, SlotIndex, StartReport, TenantId,
-    TenantTag, TokenId, TraceContext, WindowSource, block_names,
+    PlaceRequest, Priority, RequestId, Root, RootInputs, Sampling, SlotIndex, StartReport,
+    TenantId, TenantTag, TokenId, TraceContext, WindowSource, block_names,
 };
 
 use crate::process::seedling;
@@ -94,6 +94,9 @@ impl Bench {
                 prompt_tokens,
                 output_tokens_max: ask.output_tokens,
                 deadline: None,
+                priority: Priority::Normal,
+                session: None,
+                excluded: Vec::new(),
             },
             Box::new(move |event| if sink.send(event).is_ok() { Flow::Open } else { Flow::Closed }),
         );

@@ -1,8 +1,9 @@
 //! Evicting one tenant while the tier runs.
 //!
 //! In this order: the key is deleted, which alone deletes what is encrypted; what is queued or being written is marked as
-//! lost; from then on nothing of the tenant is found; that is made durable; and at last its names are taken out. A start that
-//! finds names not taken out goes on with it. Bytes in segments leave with their segments.
+//! lost; from then on nothing of the tenant is found; that is made durable; free files, which may have its bytes, are removed; and
+//! at last its names are taken out. A start that finds names not taken out goes on with it. Bytes in segments leave with their
+//! segments, whose files are not kept then; what a recycled file has behind its records goes when the segment is sealed.
 
 use std::io;
 
@@ -61,6 +62,7 @@ impl DiskTier {
         assert!(buried, "nobody else adds to the list while this one is evicting");
         let written = shared.index.tombstones().write(&shared.config.folder);
         written.map_err(EvictError::NotDurable)?;
+        shared.remove_free_files().map_err(EvictError::NotDurable)?;
         Ok(shared.index.take_out(&[Evicted { tenant, stone, done: false }])?)
     }
 }

@@ -20,7 +20,8 @@
 //!  24  created, Unix s      u64       16  page                 u32        24  oldest write, Unix s  u64
 //!  32  layout fingerprint   [32]      20  payload bytes        u32        32  newest write, Unix s  u64
 //!  64  numerics, text       [64]      24  payload CRC-32C      u32       124  CRC-32C of 0..124     u32
-//! 252  CRC-32C of 0..252    u32       32  written, Unix s      u64
+//! 128  flags                u32       32  written, Unix s      u64
+//! 252  CRC-32C of 0..252    u32
 //!                                     48  name                 [16]
 //!                                     64  tenant's tag         u64
 //!                                     72  nonce                [12]
@@ -28,7 +29,8 @@
 //!                                    124  CRC-32C of 0..124    u32
 //! ```
 //!
-//! Flags: bit 0, the block is exact; bit 1, its payload is sealed with its tenant's key (`disk/keys.rs`), and nonce and
+//! Flags of a segment: bit 0, the file was another segment's before, so that what lies behind the records may be its. Flags
+//! of a record: bit 0, the block is exact; bit 1, its payload is sealed with its tenant's key (`disk/keys.rs`), and nonce and
 //! authentication tag are there. Checksums are of the bytes as they lie in the file, so that recovery, scrub and fsck need no
 //! key. The tag is [`shared::TenantTag`]; 0 is nobody's, and what records say that were written before there were tenants.
 
@@ -52,6 +54,7 @@ pub(crate) const NUMERICS_BYTES_MAX: usize = 64;
 const SEGMENT_MAGIC: [u8; 8] = *b"KVSRSEGM";
 const RECORD_MAGIC: [u8; 4] = *b"KVRC";
 const SEAL_MAGIC: [u8; 4] = *b"KVSL";
+const SEGMENT_FLAG_RECYCLED: u32 = 1;
 const FLAG_EXACT: u8 = 1;
 const FLAG_SEALED: u8 = 2;
 /// Bytes of a nonce of AES-256-GCM.
@@ -101,6 +104,16 @@ pub(crate) struct SegmentHeader {
     pub(crate) number: u64,
     pub(crate) created_unix_seconds: u64,
     pub(crate) identity: Identity,
+    pub(crate) origin: FileOrigin,
+}
+
+/// Where the file of a segment is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileOrigin {
+    /// It was made for the segment: what was not written is empty.
+    Made,
+    /// It was another segment's, with a lower number: what was not written may be that one's.
+    Recycled,
 }
 
 /// Why bytes are no segment header of this version.
@@ -126,6 +139,11 @@ impl SegmentHeader {
         put(&mut bytes, 24, &self.created_unix_seconds.to_le_bytes());
         put(&mut bytes, 32, &self.identity.layout);
         put(&mut bytes, 64, &self.identity.numerics);
+        let flags = match self.origin {
+            FileOrigin::Made => 0,
+            FileOrigin::Recycled => SEGMENT_FLAG_RECYCLED,
+        };
+        put(&mut bytes, 128, &flags.to_le_bytes());
         close(&mut bytes);
         bytes
     }
@@ -150,6 +168,10 @@ impl SegmentHeader {
             number: u64::from_le_bytes(take(bytes, 16)),
             created_unix_seconds: u64::from_le_bytes(take(bytes, 24)),
             identity: Identity { layout: take(bytes, 32), numerics: take(bytes, 64) },
+            origin: match u32::from_le_bytes(take(bytes, 128)) & SEGMENT_FLAG_RECYCLED {
+                0 => FileOrigin::Made,
+                _ => FileOrigin::Recycled,
+            },
         })
     }
 }
@@ -351,13 +373,14 @@ mod tests {
     use shared::{BlockName, Numerics, TenantTag};
 
     use super::{
-        Identity, PAGE, PAGE_BYTES, RecordHeader, RecordKind, Seal, Sealing, SegmentHeader,
-        SegmentHeaderError, close, page_of, record_bytes, seal_bytes, wide,
+        FileOrigin, Identity, PAGE, PAGE_BYTES, RecordHeader, RecordKind, Seal, Sealing,
+        SegmentHeader, SegmentHeaderError, close, page_of, record_bytes, seal_bytes, wide,
     };
 
     fn segment() -> SegmentHeader {
         let identity = Identity::new([0xab; 32], &Numerics("cpu-exact-1".into())).unwrap();
-        SegmentHeader { number: 0x0102, created_unix_seconds: 0x6000_0001, identity }
+        let origin = FileOrigin::Made;
+        SegmentHeader { number: 0x0102, created_unix_seconds: 0x6000_0001, identity, origin }
     }
 
     fn record() -> RecordHeader {

@@ -15,7 +15,7 @@ use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use shared::{BlockName, CacheChange, TenantTag};
+use shared::{BlockName, CacheChange, CacheQuestion, RangeSet, TenantTag};
 
 use super::catalog::{
     Catalog, CatalogError, CatalogSizes, Entry, Record, SegmentSeal, SegmentState,
@@ -130,9 +130,13 @@ impl Index {
         found.map(|entry| entry.filter(|entry| self.is_found(entry, &tombstones))).collect()
     }
 
+    /// Whether a block can be read, if it is there: others are told to nobody.
+    fn is_readable(&self, entry: &Entry) -> bool {
+        self.opens_sealed || !entry.sealed
+    }
+
     fn is_found(&self, entry: &Entry, tombstones: &Tombstones) -> bool {
-        (self.opens_sealed || !entry.sealed)
-            && !tombstones.covers(entry.tenant, entry.written_unix_seconds)
+        self.is_readable(entry) && !tombstones.covers(entry.tenant, entry.written_unix_seconds)
     }
 
     /// Counts what the catalog refused. What is damaged it has logged by itself.
@@ -216,7 +220,7 @@ impl Index {
         }
         let mut changes = self.changes.lock();
         let forgotten = self.catalog.forget(name, entry).unwrap_or_else(|_| self.failed(false));
-        if forgotten {
+        if forgotten && self.is_readable(entry) {
             changes.removed(name);
         }
         forgotten
@@ -231,7 +235,9 @@ impl Index {
         let mut changes = self.changes.lock();
         let removed = self.catalog.remove_segment(number, &mut |records| {
             for Record { name, entry } in records {
-                changes.removed(*name);
+                if self.is_readable(entry) {
+                    changes.removed(*name);
+                }
                 leaving(entry);
             }
         })?;
@@ -279,14 +285,32 @@ impl Index {
         drained.unwrap_or_else(|_| self.failed(Vec::new()))
     }
 
-    /// The same from the beginning.
-    pub(super) fn resync_changes(&self) -> Vec<CacheChange> {
+    /// What somebody who lost changes is told. What does not fit a report follows by [`Self::drain_changes`].
+    pub(super) fn answer(&self, question: &CacheQuestion) -> Vec<CacheChange> {
         let mut changes = self.changes.lock();
-        *changes = Changes::new();
+        let mut told = Vec::new();
+        match question {
+            CacheQuestion::Digests => {}
+            CacheQuestion::Ranges(ranges) => {
+                changes.tell_again(*ranges);
+                told.push(CacheChange::RangesCleared(*ranges));
+            }
+            CacheQuestion::Whole => {
+                changes.tell_again(RangeSet::ALL);
+                told.push(CacheChange::Cleared);
+            }
+        }
         let drained = changes.drain(&self.catalog, self.opens_sealed);
-        let mut all = vec![CacheChange::Cleared];
-        all.extend(drained.unwrap_or_else(|_| self.failed(Vec::new())));
-        all
+        told.extend(drained.unwrap_or_else(|_| self.failed(Vec::new())));
+        if *question == CacheQuestion::Digests {
+            told.push(CacheChange::Digests(changes.digests()));
+        }
+        told
+    }
+
+    /// Names that answers reported once more. Only grows.
+    pub(super) fn told_again(&self) -> u64 {
+        self.changes.lock().told_again()
     }
 
     /// Notes the clean end. Nothing changes any more.

@@ -257,6 +257,15 @@ impl Reader<'_> {
     fn answer(&self, job: Job, entry: Option<Entry>, result: Result<DiskFound, DiskReadError>) {
         let Job { read: DiskRead { name, target }, done } = job;
         let shared = self.shared;
+        let result = match (&entry, result) {
+            // Its segment left while it was read, and another one is being written over it.
+            (Some(entry), Err(DiskReadError::Corrupt))
+                if !shared.index.is_listed(entry.segment) =>
+            {
+                Err(DiskReadError::Gone)
+            }
+            (_, result) => result,
+        };
         match (entry, result) {
             (Some(entry), Ok(_)) => {
                 let now = shared.clock.unix_seconds();

@@ -7,7 +7,8 @@
 //!
 //! Segments of another layout, other numerics or another version are left alone: an older program may come back for them.
 //! Their bytes count against the bound, and they leave by the age of their last change, earlier when ours need room. Files
-//! with other names are not looked at; one of ours that is shorter than a header was never begun and is removed.
+//! with other names are not looked at, but free ones (`disk/free.rs`) are counted; one of ours that is shorter than a header
+//! was never begun and is removed.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -21,7 +22,8 @@ use super::catalog::{
     Catalog, Entry, Evicted, Found, Record, SegmentContents, SegmentFile, SegmentState, StartPlan,
 };
 use super::config::{DiskConfig, DiskError};
-use super::format::{Identity, RecordHeader, SegmentHeader};
+use super::format::{FileOrigin, Identity, RecordHeader, SegmentHeader};
+use super::free::{FREE_FILES_MAX, FreeFiles};
 use super::index::Index;
 use super::io::Drive;
 use super::segment::{self, OpenSegment, Walk};
@@ -39,6 +41,8 @@ pub(super) struct Recovered {
     pub(super) active: Option<OpenSegment>,
     /// Above the numbers of all files, also of those that are gone since.
     pub(super) number_next: u64,
+    /// The files that can be written on again.
+    pub(super) free: FreeFiles,
     pub(super) report: StartReport,
 }
 
@@ -64,7 +68,7 @@ pub(super) enum Loaded {
     /// It is complete.
     Sealed(SegmentContents),
     /// It has no seal.
-    Open { file: File, walk: Walk, bytes: u64 },
+    Open { file: File, walk: Walk, bytes: u64, origin: FileOrigin },
 }
 
 /// Brings the catalog in step with all segments of the folder. Nothing but the torn tail of the last one is changed.
@@ -117,6 +121,10 @@ fn attempt(
     for number in &gone {
         catalog.remove_segment(*number, &mut |_| {})?;
     }
+    let mut free = FreeFiles::list(folder).map_err(failed("list"))?;
+    let free_last = free.last();
+    let no_free = config.object.is_on() || tombstones.iter().next().is_some();
+    free.shrink(folder, if no_free { 0 } else { FREE_FILES_MAX }).map_err(failed("clean up"))?;
     let last = files.last().map(|file| file.number);
     let mut start = Start {
         folder,
@@ -134,7 +142,8 @@ fn attempt(
     start.catalog.sync()?;
     start.tell_foreign();
     let Start { catalog, active, tombstones, .. } = start;
-    let behind = last.map_or(1, |last| last.saturating_add(1));
+    // Above what lies in free files, too.
+    let behind = last.max(free_last).map_or(1, |last| last.saturating_add(1));
     let report = StartReport {
         catalog: found,
         trusted: trusted.len(),
@@ -150,7 +159,7 @@ fn attempt(
     let opens_sealed = !config.tenant_keys.as_os_str().is_empty();
     let index = Index::new(catalog, tombstones, opens_sealed);
     index.take_out(&unfinished)?;
-    Ok(Recovered { index, active, number_next, report })
+    Ok(Recovered { index, active, number_next, free, report })
 }
 
 /// Who was evicted, by the list in the folder and by the catalog's copy of it, and whose names are still to be taken out. A list
@@ -214,8 +223,12 @@ impl Start<'_> {
             Loaded::Sealed(contents) => {
                 self.catalog.load_segment(&living(contents, &self.tombstones))?;
             }
-            Loaded::Open { file, walk, bytes } => {
-                let data_end = segment::data_end(&file).unwrap_or(bytes).max(walk.end);
+            Loaded::Open { file, walk, bytes, origin } => {
+                let data_end = match origin {
+                    FileOrigin::Made => segment::data_end(&file).unwrap_or(bytes).max(walk.end),
+                    // Nobody knows how much of what lies behind is new.
+                    FileOrigin::Recycled => walk.end,
+                };
                 self.counters.lost_bytes(walk.lost_bytes + data_end - walk.end);
                 let bytes_kept = if last { walk.end } else { bytes };
                 if last {
@@ -296,7 +309,8 @@ pub(super) fn load(
     let Some(header) = segment::read_header(&file)? else {
         return Ok(Loaded::Unborn);
     };
-    let reason = match SegmentHeader::decode(&header) {
+    let header = SegmentHeader::decode(&header);
+    let reason = match header {
         Err(error) => Some(error.to_string()),
         Ok(header) if header.number != number => {
             Some(format!("its header says it is number {}", header.number))
@@ -310,9 +324,10 @@ pub(super) fn load(
         let contents = unread(number, SegmentState::Foreign, Some(&metadata));
         return Ok(Loaded::Foreign { reason, contents });
     }
+    let origin = header.map_or(FileOrigin::Made, |header| header.origin);
     Ok(match segment::read_table(&file, number)? {
         Some(records) => Loaded::Sealed(sealed_contents(number, bytes, &records)),
-        None => Loaded::Open { walk: segment::walk(&file, number)?, file, bytes },
+        None => Loaded::Open { walk: segment::walk(&file, number, origin)?, file, bytes, origin },
     })
 }
 

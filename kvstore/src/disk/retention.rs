@@ -51,7 +51,7 @@ const BURST_BLOCKS_MIN: u64 = 2;
 
 /// What is known about a block that wants to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reuse {
+pub enum Reuse {
     /// It was made for the first time, as far as is known.
     Unknown,
     /// It was found by a lookup, or offered again.
@@ -60,7 +60,7 @@ pub(crate) enum Reuse {
 
 /// The numbers of the contract, fixed while a tier runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
+pub struct Limits {
     /// Seconds. Above 0.
     retention_s: u64,
     /// Bytes that blocks may take: all but two segments.
@@ -71,7 +71,8 @@ pub(super) struct Limits {
 
 impl Limits {
     /// None when the bytes hold no budget: less than two segments and sixteen blocks, or no block fits a segment.
-    pub(super) fn new(
+    #[must_use]
+    pub fn new(
         bytes_max: u64,
         segment_bytes: u64,
         block_bytes: u32,
@@ -84,30 +85,38 @@ impl Limits {
     }
 
     /// Bytes that a full bucket holds.
-    pub(super) fn burst_bytes(&self) -> u64 {
+    #[must_use]
+    pub fn burst_bytes(&self) -> u64 {
         self.usable_bytes / BURST_PART
     }
 
     /// Bytes that the bucket gains in a whole retention.
-    pub(super) fn refill_bytes(&self) -> u64 {
+    #[must_use]
+    pub fn refill_bytes(&self) -> u64 {
         self.usable_bytes - self.burst_bytes()
     }
 
-    pub(super) fn usable_bytes(&self) -> u64 {
+    /// Bytes that blocks may take.
+    #[must_use]
+    pub fn usable_bytes(&self) -> u64 {
         self.usable_bytes
     }
 
-    pub(super) fn block_cost(&self) -> u64 {
+    /// Bytes that a block is charged.
+    #[must_use]
+    pub fn block_cost(&self) -> u64 {
         self.block_cost
     }
 
-    /// Whether what was last written at `newest` may leave.
-    pub(super) fn is_over(&self, newest: u64, now: u64) -> bool {
+    /// Whether what was last written at `newest` may leave. Unix seconds.
+    #[must_use]
+    pub fn is_over(&self, newest: u64, now: u64) -> bool {
         self.retention_s < now.saturating_sub(newest)
     }
 
-    /// Whether a hit is to write the block again.
-    pub(super) fn is_ending(&self, written: u64, now: u64) -> bool {
+    /// Whether a hit is to write the block again. Unix seconds.
+    #[must_use]
+    pub fn is_ending(&self, written: u64, now: u64) -> bool {
         let spared = self.retention_s / RENEWED_PART;
         self.retention_s - spared <= now.saturating_sub(written)
     }
@@ -120,7 +129,7 @@ impl Limits {
 
 /// The bucket, and the names that were refused.
 #[derive(Debug)]
-pub(super) struct Retention {
+pub struct Retention {
     limits: Limits,
     /// What the bucket held at `counted_at`, in bytes times seconds of retention.
     level: u128,
@@ -131,25 +140,22 @@ pub(super) struct Retention {
 
 impl Retention {
     /// A full bucket.
-    pub(super) fn new(limits: Limits) -> Self {
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
         let level = limits.scaled(limits.burst_bytes());
         let seen = Seen::new(limits.usable_bytes / limits.block_cost);
         Self { limits, level, counted_at: 0, seen }
     }
 
-    pub(super) fn limits(&self) -> &Limits {
+    /// The numbers it keeps.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
     /// Whether a block may take a place in the queue in which `waiting` blocks wait already. One that may not is
     /// remembered: the next time its reuse is expected.
-    pub(super) fn admits(
-        &mut self,
-        name: BlockName,
-        reuse: Reuse,
-        waiting: usize,
-        now: u64,
-    ) -> bool {
+    pub fn admits(&mut self, name: BlockName, reuse: Reuse, waiting: usize, now: u64) -> bool {
         self.count(now);
         let expected = reuse == Reuse::Expected || self.seen.contains(name);
         let reserved = if expected {
@@ -166,7 +172,7 @@ impl Retention {
     }
 
     /// Pays for blocks that were written at `now`. Blocks that waited since they were admitted are always covered.
-    pub(super) fn spend(&mut self, blocks: usize, now: u64) {
+    pub fn spend(&mut self, blocks: usize, now: u64) {
         self.count(now);
         let cost = u128::from(wide(blocks)) * self.limits.scaled(self.limits.block_cost);
         self.level = self.level.saturating_sub(cost);
@@ -175,7 +181,7 @@ impl Retention {
     /// The bucket after a restart or an eviction, from what lies on disk: `written` are the blocks of each segment and
     /// the second of its newest write, oldest first. To pay for all blocks of a segment at its end leaves at most what
     /// paying one by one had left: what a full bucket cannot take in is lost.
-    pub(super) fn restart(&mut self, written: impl IntoIterator<Item = (usize, u64)>, now: u64) {
+    pub fn restart(&mut self, written: impl IntoIterator<Item = (usize, u64)>, now: u64) {
         self.level = self.limits.scaled(self.limits.burst_bytes());
         self.counted_at = 0;
         for (blocks, newest) in written {
@@ -185,7 +191,8 @@ impl Retention {
     }
 
     /// Bytes that the bucket holds.
-    pub(super) fn budget_bytes(&self, now: u64) -> u64 {
+    #[must_use]
+    pub fn budget_bytes(&self, now: u64) -> u64 {
         let bytes = self.level_at(now) / u128::from(self.limits.retention_s);
         u64::try_from(bytes).expect("a bucket holds less than the drive")
     }

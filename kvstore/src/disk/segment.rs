@@ -6,6 +6,9 @@
 //!
 //! The bytes of a segment are reserved when it is begun, so that the file system has nothing to do while it is written. The
 //! rest is given back when it is sealed, when the tier ends, or at the start after a crash.
+//!
+//! A segment that takes over a free file (`disk/free.rs`) begins with one that is long and full of another one's bytes. Its
+//! header is durable before it gets its name, so that a crash leaves a free file or a segment, and nothing between.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -22,23 +25,40 @@ use shared::{BlockName, TenantTag};
 use super::append::Appender;
 use super::catalog::SegmentSeal;
 use super::format::{
-    PAGE, PAGE_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SEAL_BYTES,
+    FileOrigin, PAGE, PAGE_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SEAL_BYTES,
     SEGMENT_HEADER_BYTES, Seal, SegmentHeader, page_of, record_bytes, seal_bytes, wide,
 };
 use super::io::{Drive, go_direct, open};
 use crate::pool::payload_bytes;
 
 const EXTENSION: &str = "segment";
+const FREE_EXTENSION: &str = "free";
+/// A crash can leave so many bytes unwritten before some that were: those under way, and as many again.
+const GAP_MAX: u64 = 64 << 20;
 
 /// The file of a segment.
 pub(super) fn path(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{number:016x}.{EXTENSION}"))
 }
 
-/// The number in a file's name, if it is one of ours.
+/// The free file that was the segment with this number.
+pub(super) fn free_path(folder: &Path, number: u64) -> PathBuf {
+    folder.join(format!("{number:016x}.{FREE_EXTENSION}"))
+}
+
+/// The number in the name of a segment file, if it is one of ours.
 pub(super) fn number_of(name: &OsStr) -> Option<u64> {
+    number_before(name, EXTENSION)
+}
+
+/// The number in the name of a free file.
+pub(super) fn free_number_of(name: &OsStr) -> Option<u64> {
+    number_before(name, FREE_EXTENSION)
+}
+
+fn number_before(name: &OsStr, wanted: &str) -> Option<u64> {
     let (digits, extension) = name.to_str()?.split_once('.')?;
-    let digits = (digits.len() == 16 && extension == EXTENSION).then_some(digits)?;
+    let digits = (digits.len() == 16 && extension == wanted).then_some(digits)?;
     let number = u64::from_str_radix(digits, 16).ok()?;
     // Signs and capital letters are numbers, too, but not how a file of ours is called.
     (format!("{number:016x}") == digits).then_some(number)
@@ -72,23 +92,60 @@ impl OpenSegment {
         let path = path(folder, header.number);
         let mut options = OpenOptions::new();
         let file = open(&path, options.read(true).write(true).create_new(true), appender.io())?;
-        let segment =
-            Self { file: Arc::new(file), number: header.number, end: PAGE, records: Vec::new() };
-        let mut page = [0; PAGE_BYTES];
-        page[..SEGMENT_HEADER_BYTES].copy_from_slice(&header.encode());
+        let segment = Self::empty(file, header.number);
         // Its length comes last: a file that is long and has no header would look like one of another program.
-        let written = appender
-            .append(&segment.file, 0, &page)
-            .and_then(|()| appender.settle(&segment.file))
+        let written = segment
+            .write_header(header, appender)
             .and_then(|()| sync_folder(folder))
             .and_then(|()| segment.reserve(segment_bytes));
+        segment.begun(written, &path, appender)
+    }
+
+    /// The same with the file that was the segment `free` before, whose number is lower.
+    pub(super) fn reuse(
+        (folder, free): (&Path, u64),
+        header: &SegmentHeader,
+        segment_bytes: u64,
+        appender: &mut Appender,
+    ) -> io::Result<Self> {
+        assert!(free < header.number, "what lies in a free file has lower numbers");
+        let (old, path) = (free_path(folder, free), path(folder, header.number));
+        let mut options = OpenOptions::new();
+        let file = open(&old, options.read(true).write(true), appender.io())?;
+        let segment = Self::empty(file, header.number);
+        let written = segment
+            .write_header(header, appender)
+            .and_then(|()| appender.sync(&segment.file))
+            .and_then(|()| fs::rename(&old, &path))
+            .and_then(|()| sync_folder(folder))
+            .and_then(|()| segment.resize(segment_bytes));
+        segment.begun(written, &path, appender)
+    }
+
+    fn empty(file: File, number: u64) -> Self {
+        Self { file: Arc::new(file), number, end: PAGE, records: Vec::new() }
+    }
+
+    fn write_header(&self, header: &SegmentHeader, appender: &mut Appender) -> io::Result<()> {
+        let mut page = [0; PAGE_BYTES];
+        page[..SEGMENT_HEADER_BYTES].copy_from_slice(&header.encode());
+        appender.append(&self.file, 0, &page)?;
+        appender.settle(&self.file)
+    }
+
+    fn begun(
+        self,
+        written: io::Result<()>,
+        path: &Path,
+        appender: &mut Appender,
+    ) -> io::Result<Self> {
         if let Err(error) = written {
             appender.give_up();
             // Without records the file is worth nothing; if it stays, the next start removes or skips it.
-            let _ignored: io::Result<()> = fs::remove_file(&path);
+            let _ignored: io::Result<()> = fs::remove_file(path);
             return Err(error);
         }
-        Ok(segment)
+        Ok(self)
     }
 
     /// Goes on behind the last whole record of a file that a restart found.
@@ -109,6 +166,14 @@ impl OpenSegment {
         // Refused: it stays longer than it has to be, and is counted so.
         let _ignored: io::Result<()> = self.file.set_len(end);
         Ok(self.file.metadata()?.len())
+    }
+
+    /// Makes a file that has some bytes already as long as this.
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        if bytes < self.file.metadata()?.len() {
+            self.file.set_len(bytes)?;
+        }
+        self.reserve(bytes)
     }
 
     fn reserve(&self, bytes: u64) -> io::Result<()> {
@@ -309,8 +374,8 @@ pub(super) struct Walk {
 
 /// Finds the records of a segment without a seal, payloads included: after a crash a header can be there without its
 /// payload. Behind a damaged header the search goes on at the next page.
-pub(super) fn walk(file: &File, number: u64) -> io::Result<Walk> {
-    let mut steps = Steps::new(file, number, data_end(file)?);
+pub(super) fn walk(file: &File, number: u64, origin: FileOrigin) -> io::Result<Walk> {
+    let mut steps = Steps::new(file, number, data_end(file)?, origin);
     let mut records: Vec<RecordHeader> = Vec::new();
     let mut payload = Vec::new();
     while let Some(record) = steps.step()? {
@@ -329,28 +394,37 @@ pub(super) fn walk(file: &File, number: u64) -> io::Result<Walk> {
 }
 
 /// From record to record by their headers alone, tables included. Behind a damaged header the search goes on at the
-/// next page.
+/// next page; in a recycled file, where those of another segment follow the records, for at most [`GAP_MAX`] bytes.
 pub(super) struct Steps<'a> {
     file: &'a File,
     number: u64,
     offset: u64,
+    /// Where the last record ended.
+    end: u64,
     file_bytes: u64,
+    gap_max: u64,
 }
 
 impl<'a> Steps<'a> {
     /// Steps over what lies in the first `file_bytes` bytes.
-    pub(super) fn new(file: &'a File, number: u64, file_bytes: u64) -> Self {
-        Self { file, number, offset: PAGE, file_bytes }
+    pub(super) fn new(file: &'a File, number: u64, file_bytes: u64, origin: FileOrigin) -> Self {
+        let gap_max = match origin {
+            FileOrigin::Made => u64::MAX,
+            FileOrigin::Recycled => GAP_MAX,
+        };
+        Self { file, number, offset: PAGE, end: PAGE, file_bytes, gap_max }
     }
 
     /// The next record with an intact header; None at the end.
     pub(super) fn step(&mut self) -> io::Result<Option<RecordHeader>> {
-        while self.offset + PAGE <= self.file_bytes {
+        while self.offset + PAGE <= self.file_bytes && self.offset - self.end <= self.gap_max {
             let found = read_record(self.file, self.number, self.offset, self.file_bytes)?;
-            self.offset = found.map_or(self.offset + PAGE, |record| record.end());
-            if found.is_some() {
+            if let Some(record) = found {
+                self.offset = record.end();
+                self.end = record.end();
                 return Ok(found);
             }
+            self.offset += PAGE;
         }
         Ok(None)
     }

@@ -19,12 +19,16 @@ pub struct DiskStats {
     pub objects_held: u64,
     /// Their payload bytes.
     pub bytes_held: u64,
-    /// Bytes of all segment files, those of other layouts included.
+    /// Bytes of all segment files, those of other layouts and free ones included.
     pub file_bytes: u64,
     /// The bound on those.
     pub file_bytes_max: u64,
     /// Segment files, those of other layouts included.
     pub segments: u64,
+    /// Files of segments that left, kept to be written on again. 4 at most.
+    pub files_free: u64,
+    /// Segments that were begun in such a file.
+    pub segments_recycled: u64,
     /// Segment files of another layout, other numerics or another version: not read, removed when space is needed.
     pub segments_foreign: u64,
     /// Segments that were removed to make room before they had to leave: those of other layouts, and those of a store
@@ -75,6 +79,8 @@ pub struct DiskStats {
     pub dropped_closed: u64,
     /// Blocks that could not be decrypted because their tenant's key is gone; they are not found any more.
     pub read_keyless: u64,
+    /// Names that were told to routers once more, because one had lost something. Only grows.
+    pub told_again: u64,
     /// Tenants that were evicted, as long as segments may hold bytes of them. 65,536 at most.
     pub tenants_evicted: u64,
     /// Keys of tenants in memory. 4,096 at most.
@@ -174,6 +180,7 @@ pub(super) struct Counters {
     reput: AtomicU64,
     read_by_age: [AtomicU64; 4],
     segments_expired: AtomicU64,
+    segments_recycled: AtomicU64,
     objects_expired: AtomicU64,
     retention_violations: AtomicU64,
     corrupt: AtomicU64,
@@ -222,6 +229,10 @@ impl Counters {
     pub(super) fn over_budget(&self, bytes: u32) {
         self.dropped(WriteDrop::Budget);
         add(&self.dropped_budget_bytes, u64::from(bytes));
+    }
+
+    pub(super) fn segment_recycled(&self) {
+        add(&self.segments_recycled, 1);
     }
 
     pub(super) fn segment_expired(&self, objects: usize) {
@@ -274,6 +285,8 @@ impl Counters {
             file_bytes_max: config.bytes_max,
             segments,
             segments_foreign,
+            files_free: 0,
+            segments_recycled: read(&self.segments_recycled),
             segments_dropped: read(&self.segments_dropped),
             objects_dropped: read(&self.objects_dropped),
             segments_expired: read(&self.segments_expired),
@@ -287,6 +300,7 @@ impl Counters {
             dropped_budget_bytes: read(&self.dropped_budget_bytes),
             dropped_quota: dropped(WriteDrop::Quota),
             read_keyless: read(&self.read_keyless),
+            told_again: index.told_again(),
             tenants_evicted: wide(index.tombstone_count()),
             keys_loaded: 0,
             read_by_age: self.read_by_age.each_ref().map(read),

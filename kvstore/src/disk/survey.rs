@@ -32,9 +32,10 @@ pub use repair::{Exclusive, Repair};
 pub use usage::{Ages, StateBytes, TenantBytes, Usage, tenants};
 
 use super::format::{
-    Identity, PAGE, RecordHeader, RecordKind, SEAL_BYTES, Seal, SegmentHeader, SegmentHeaderError,
-    record_bytes,
+    FileOrigin, Identity, PAGE, RecordHeader, RecordKind, SEAL_BYTES, Seal, SegmentHeader,
+    SegmentHeaderError, record_bytes, wide,
 };
+use super::free::FreeFiles;
 use super::io::go_direct;
 use super::recover::segment_numbers;
 use super::segment::{self, Steps};
@@ -162,6 +163,7 @@ pub struct Survey {
     folder: PathBuf,
     /// Ascending.
     numbers: Vec<u64>,
+    free: (u64, u64),
     tombstones: Tombstones,
 }
 
@@ -174,12 +176,14 @@ impl Survey {
     pub fn open(folder: &Path) -> Result<Self, SurveyError> {
         let failed = |source| SurveyError::Folder { folder: folder.to_owned(), source };
         let numbers = segment_numbers(folder).map_err(failed)?;
+        let free = FreeFiles::list(folder).map_err(failed)?;
         let tombstones = Tombstones::read(folder).map_err(|source| SurveyError::File {
             what: "read",
             path: folder.join(tombstones::FILE),
             source,
         })?;
-        Ok(Self { folder: folder.to_owned(), numbers, tombstones })
+        let free = (wide(free.count()), free.bytes());
+        Ok(Self { folder: folder.to_owned(), numbers, free, tombstones })
     }
 
     /// The folder.
@@ -198,6 +202,12 @@ impl Survey {
     #[must_use]
     pub fn numbers(&self) -> &[u64] {
         &self.numbers
+    }
+
+    /// Files of segments that left, which the store keeps to write on again, and their bytes.
+    #[must_use]
+    pub fn free_files(&self) -> (u64, u64) {
+        self.free
     }
 
     /// The file of a segment.
@@ -367,13 +377,20 @@ fn load(file: File, number: u64, file_bytes: u64, last: bool) -> io::Result<Segm
         None => {
             let state = if last { SegmentState::Open } else { SegmentState::Unsealed };
             data_bytes = segment::data_end(&file)?.min(file_bytes);
-            let (records, table) = steps(&file, number, data_bytes)?;
+            let origin = header.map_or(FileOrigin::Made, |header| header.origin);
+            let (records, table) = steps(&file, number, data_bytes, origin)?;
+            if origin == FileOrigin::Recycled {
+                // Nobody knows how much of what lies behind is new.
+                let end = table.as_ref().or_else(|| records.last()).map_or(PAGE, RecordHeader::end);
+                data_bytes = data_bytes.min(end);
+            }
             let fault = match table {
                 _ if sealed => Some(Damage::Table),
+                Some(_) if !last => Some(Damage::Seal),
+                // What stands in the place of its seal may be from before.
+                Some(_) if origin == FileOrigin::Recycled => None,
                 // Zeros behind the table of the last segment: a crash while it was sealed.
-                Some(table) if !last || is_damaged_seal(&file, &table, file_bytes)? => {
-                    Some(Damage::Seal)
-                }
+                Some(table) if is_damaged_seal(&file, &table, file_bytes)? => Some(Damage::Seal),
                 _ => None,
             };
             (state, records, fault)
@@ -409,8 +426,9 @@ fn steps(
     file: &File,
     number: u64,
     file_bytes: u64,
+    origin: FileOrigin,
 ) -> io::Result<(Vec<RecordHeader>, Option<RecordHeader>)> {
-    let mut steps = Steps::new(file, number, file_bytes);
+    let mut steps = Steps::new(file, number, file_bytes, origin);
     let mut records = Vec::new();
     while let Some(record) = steps.step()? {
         if record.kind == RecordKind::Table {

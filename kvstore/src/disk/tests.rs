@@ -23,6 +23,7 @@ mod catalog;
 mod faults;
 mod files;
 pub(crate) mod io;
+mod recycled;
 mod retention;
 mod scrub;
 mod survey;
@@ -178,7 +179,7 @@ fn files(folder: &Folder) -> Vec<String> {
     let entries = fs::read_dir(folder.path()).unwrap();
     let mut names: Vec<String> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.retain(|name| name.contains('.'));
+    names.retain(|name| name.contains('.') && !name.ends_with(".free"));
     names.sort_unstable();
     names
 }

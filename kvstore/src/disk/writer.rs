@@ -21,7 +21,8 @@ use super::Shared;
 use super::ack::Ack;
 use super::append::Appender;
 use super::catalog::{CatalogError, Record};
-use super::format::{RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader};
+use super::config::DiskConfig;
+use super::format::{FileOrigin, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader};
 use super::index::UNSYNCED_MAX;
 use super::queue::Place;
 use super::segment::{OpenSegment, frame};
@@ -459,14 +460,24 @@ impl Writer {
         if !self.shared.make_room()? {
             return Ok(None);
         }
+        let free = self.shared.take_free_file();
         let header = SegmentHeader {
             number: self.number_next,
             created_unix_seconds: self.shared.clock.unix_seconds(),
             identity: self.shared.identity,
+            origin: free.map_or(FileOrigin::Made, |_| FileOrigin::Recycled),
         };
-        let config = &self.shared.config;
+        let DiskConfig { folder, segment_bytes, .. } = &self.shared.config;
         let appender = &mut self.appender;
-        let segment = OpenSegment::create(&config.folder, &header, config.segment_bytes, appender)?;
+        let segment = match free {
+            Some(free) => {
+                let segment = OpenSegment::reuse((folder, free), &header, *segment_bytes, appender)
+                    .inspect_err(|_| self.shared.list_free_files())?;
+                self.shared.counters.segment_recycled();
+                segment
+            }
+            None => OpenSegment::create(folder, &header, *segment_bytes, appender)?,
+        };
         let (catalog, created) = (self.shared.index.catalog(), header.created_unix_seconds);
         if let Err(error) = catalog.begin_segment(header.number, segment.bytes(), created) {
             // An empty file that is not listed would count in no bound.
@@ -474,7 +485,7 @@ impl Writer {
             return Err(refused(error));
         }
         self.number_next = self.number_next.saturating_add(1);
-        tracing::debug!(number = segment.number(), "a segment was begun");
+        tracing::debug!(number = segment.number(), recycled = free, "a segment was begun");
         Ok(Some(segment))
     }
 

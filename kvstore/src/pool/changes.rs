@@ -1,8 +1,8 @@
-//! The net change of a set of names since it was last reported.
+//! The net change of a set of names since it was last reported, and the digests of what was.
 
 use std::collections::BTreeMap;
 
-use shared::{BlockName, CacheChange, Tier};
+use shared::{BlockName, CacheChange, RangeDigests, RangeSet, Tier, range_of};
 
 /// Names whose present state differs from what was last reported. At most one entry per held name and one per name
 /// reported and gone since, so two per slot: a bound without an overflow case. Sorted, so that equal histories give
@@ -10,6 +10,10 @@ use shared::{BlockName, CacheChange, Tier};
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pending: BTreeMap<BlockName, Pending>,
+    /// Of everything that was reported and not taken back.
+    told: RangeDigests,
+    /// Names reported once more because a consumer had lost something.
+    told_again: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +38,14 @@ impl Changes {
         let (mut stored, mut removed) = (Vec::new(), Vec::new());
         for (name, pending) in std::mem::take(&mut self.pending) {
             match pending {
-                Pending::Stored => stored.push(name),
-                Pending::Removed => removed.push(name),
+                Pending::Stored => {
+                    self.told.add(name, tier);
+                    stored.push(name);
+                }
+                Pending::Removed => {
+                    self.told.remove(name, tier);
+                    removed.push(name);
+                }
             }
         }
         let mut changes = Vec::new();
@@ -48,9 +58,24 @@ impl Changes {
         changes
     }
 
-    /// Forgets the pending changes: everything was reported in another way.
-    pub(super) fn reset(&mut self) {
-        self.pending.clear();
+    /// These names are all that is held of these ranges, and are reported in another way, once more.
+    pub(super) fn tell_again(&mut self, ranges: RangeSet, held: &[BlockName], tier: Tier) {
+        self.pending.retain(|&name, _| !ranges.contains(range_of(name)));
+        self.told.clear(ranges);
+        for &name in held {
+            self.told.add(name, tier);
+        }
+        self.told_again += u64::try_from(held.len()).expect("slots are counted in 32 bits");
+    }
+
+    /// The digests of what was reported.
+    pub(super) fn digests(&self) -> RangeDigests {
+        self.told.clone()
+    }
+
+    /// Names reported once more. Only grows.
+    pub(super) fn told_again(&self) -> u64 {
+        self.told_again
     }
 
     /// Entries waiting to be reported.
@@ -63,6 +88,56 @@ impl Changes {
     fn flip(&mut self, name: BlockName, change: Pending) {
         if self.pending.remove(&name).is_none() {
             self.pending.insert(name, change);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{BlockName, CacheChange, CacheQuestion, RangeSet, Tier, range_of};
+
+    use crate::pool::Seal;
+    use crate::testing::{Follower, Generator, SLOT_BYTES, pool};
+
+    fn spread(number: usize) -> BlockName {
+        let mut generator = Generator(u64::try_from(number).unwrap());
+        let halves = (u128::from(generator.next()), u128::from(generator.next()));
+        BlockName((halves.0 << 64 | halves.1).to_be_bytes())
+    }
+
+    #[test]
+    fn answers_keep_a_follower_right_and_repeat_only_what_was_asked_for() {
+        for seed in 0..40 {
+            println!("seed {seed}");
+            let (pool, mut generator) = (pool(1, 50), Generator(seed));
+            let (mut follower, mut again) = (Follower::default(), 0);
+            for _ in 0..2_000 {
+                let name = spread(generator.below(200));
+                match generator.below(40) {
+                    0 => drop(pool.lookup(name).map(|held| pool.forget(&held.descriptor()))),
+                    1 => follower.follow(pool.answer(&CacheQuestion::Digests)),
+                    2 => {
+                        let words = [0; 4].map(|_: u64| generator.next() & generator.next());
+                        let ranges = RangeSet::from_words(words);
+                        let told = pool.answer(&CacheQuestion::Ranges(ranges));
+                        assert_eq!(told[0], CacheChange::RangesCleared(ranges));
+                        if let Some(CacheChange::Stored { names, .. }) = told.get(1) {
+                            assert!(names.iter().all(|name| ranges.contains(range_of(*name))));
+                            again += u64::try_from(names.len()).unwrap();
+                        }
+                        follower.follow(told);
+                    }
+                    3..=8 => follower.follow(pool.drain_changes()),
+                    _ => {
+                        let slot = pool.reserve(1).unwrap().pop().unwrap();
+                        let bytes = u32::try_from(SLOT_BYTES).unwrap();
+                        drop(pool.seal(slot, Seal { name, exact: true, bytes }));
+                    }
+                }
+            }
+            follower.follow(pool.answer(&CacheQuestion::Digests));
+            assert_eq!(follower.names_in(Tier::Device), pool.names());
+            assert_eq!(pool.told_again(), again);
         }
     }
 }

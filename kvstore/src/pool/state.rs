@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use shared::{BlockName, CacheChange, Generation, SlotIndex, SlotMemory, Tier};
+use shared::{
+    BlockName, CacheChange, CacheQuestion, Generation, RangeSet, SlotIndex, SlotMemory, Tier,
+    range_of,
+};
 
 use super::changes::Changes;
 use super::eviction::Cached;
@@ -217,14 +220,28 @@ impl State {
         self.changes.drain(tier)
     }
 
-    pub(super) fn resync_changes(&mut self, tier: Tier) -> Vec<CacheChange> {
-        self.changes.reset();
-        let names = self.names();
-        let mut changes = vec![CacheChange::Cleared];
+    pub(super) fn answer(&mut self, question: &CacheQuestion, tier: Tier) -> Vec<CacheChange> {
+        let (base, ranges) = match question {
+            CacheQuestion::Digests => {
+                let mut changes = self.changes.drain(tier);
+                changes.push(CacheChange::Digests(self.changes.digests()));
+                return changes;
+            }
+            CacheQuestion::Ranges(ranges) => (CacheChange::RangesCleared(*ranges), *ranges),
+            CacheQuestion::Whole => (CacheChange::Cleared, RangeSet::ALL),
+        };
+        let mut names = self.names();
+        names.retain(|&name| ranges.contains(range_of(name)));
+        self.changes.tell_again(ranges, &names, tier);
+        let mut changes = vec![base];
         if !names.is_empty() {
             changes.push(CacheChange::Stored { tier, names });
         }
         changes
+    }
+
+    pub(super) fn told_again(&self) -> u64 {
+        self.changes.told_again()
     }
 
     pub(super) fn names(&self) -> Vec<BlockName> {

@@ -1,38 +1,20 @@
-use std::collections::BTreeSet;
 use std::thread;
 
-use shared::{BlockName, CacheChange, Descriptor, Generation, ObjectKind, RegionId, Tier};
+use shared::{
+    BlockName, CacheChange, CacheQuestion, Descriptor, Generation, ObjectKind, RangeSet, RegionId,
+    Tier,
+};
 
 use super::state::Phase;
 use super::{OpenRead, OwnedSlot, Pool, PoolFull, Seal, SealedSlot};
 use crate::testing::{
-    Generator, SLOT_BYTES, bytes_of, damage, name, payload, pool, pool_of, pool_with_memory, store,
+    Follower, Generator, SLOT_BYTES, bytes_of, damage, name, payload, pool, pool_of,
+    pool_with_memory, store,
 };
 use crate::transport::ReadError;
 
 fn seal_as(number: u64) -> Seal {
     Seal { name: name(number), exact: true, bytes: u32::try_from(SLOT_BYTES).unwrap() }
-}
-
-/// What an index that follows the changes believes to be held.
-fn follow(index: &mut BTreeSet<BlockName>, changes: Vec<CacheChange>) {
-    for change in changes {
-        match change {
-            CacheChange::Stored { tier, names } => {
-                assert_eq!(tier, Tier::Device);
-                for name in names {
-                    assert!(index.insert(name), "stored twice");
-                }
-            }
-            CacheChange::Removed { tier, names } => {
-                assert_eq!(tier, Tier::Device);
-                for name in names {
-                    assert!(index.remove(&name), "removed but never stored");
-                }
-            }
-            CacheChange::Cleared => index.clear(),
-        }
-    }
 }
 
 #[test]
@@ -291,7 +273,7 @@ struct Twin {
     /// Every descriptor ever given out.
     seen: Vec<(Descriptor, u64)>,
     versions: u64,
-    index: BTreeSet<BlockName>,
+    follower: Follower,
 }
 
 const SLOTS: usize = 6;
@@ -310,7 +292,7 @@ impl Twin {
             ghosts: Vec::new(),
             seen: Vec::new(),
             versions: 0,
-            index: BTreeSet::new(),
+            follower: Follower::default(),
         }
     }
 
@@ -328,7 +310,7 @@ impl Twin {
                 1 => self.forget(),
                 _ => drop(pick(&mut self.generator, &mut self.owned)),
             },
-            _ => follow(&mut self.index, self.pool.drain_changes()),
+            _ => self.tell(),
         }
         self.check();
     }
@@ -531,18 +513,28 @@ impl Twin {
         }
     }
 
+    fn tell(&mut self) {
+        let changes = match self.generator.below(6) {
+            0 => self.pool.answer(&CacheQuestion::Digests),
+            1 => self.pool.answer(&CacheQuestion::Ranges(RangeSet::from_words([1, 0, 0, 0]))),
+            2 => self.pool.answer(&CacheQuestion::Whole),
+            _ => self.pool.drain_changes(),
+        };
+        self.follower.follow(changes);
+    }
+
     /// Everything is dropped: only free and cached slots stay, and the followed changes name exactly those.
     fn finish(mut self) {
         self.owned.clear();
         self.sealed.clear();
         self.open.clear();
         assert!(self.pool.audit().is_at_rest());
-        follow(&mut self.index, self.pool.drain_changes());
-        assert!(self.index.iter().copied().eq(self.pool.names()));
+        self.follower.follow(self.pool.drain_changes());
+        assert_eq!(self.follower.names_in(Tier::Device), self.pool.names());
         let held = self.pool.held();
         assert_eq!(self.pool.evict_all(), held);
-        follow(&mut self.index, self.pool.drain_changes());
-        assert!(self.index.is_empty());
+        self.follower.follow(self.pool.drain_changes());
+        assert_eq!(self.follower.names_in(Tier::Device), []);
         let state = self.pool.shared.state.lock();
         assert!(state.slots.iter().all(|slot| matches!(slot.phase, Phase::Free)));
     }

@@ -4,7 +4,8 @@
 //! machine is a copy of the folder in which a part of that is missing or torn. A crash of the process alone is a copy with
 //! everything, of which as much is not durable as before.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -100,7 +101,8 @@ struct State {
 /// What of a file is not durable.
 #[derive(Clone, Debug, Default)]
 struct Unsynced {
-    pages: BTreeSet<u64>,
+    /// What stood there when the file was last synced; nothing where the file had ended.
+    pages: BTreeMap<u64, Vec<u8>>,
     /// Its length when it was last synced.
     length: Option<u64>,
 }
@@ -179,7 +181,7 @@ impl SimulatedDrive {
     ) -> Self {
         let state = self.0.state.lock();
         let mut files = BTreeMap::new();
-        for path in segment_files(from) {
+        for path in segment_files(from).into_iter().chain(free_files(from)) {
             let inode = fs::metadata(&path).unwrap().ino();
             let mut bytes = fs::read(&path).unwrap();
             let mut unsynced = state.files.get(&inode).cloned().unwrap_or_default();
@@ -190,7 +192,7 @@ impl SimulatedDrive {
             }
             if crash == Crash::Machine {
                 forget(&mut bytes, &unsynced, generator);
-                unsynced = Unsynced { pages: BTreeSet::new(), length: None };
+                unsynced = Unsynced { pages: BTreeMap::new(), length: None };
                 unsynced.length = Some(bytes.len().try_into().unwrap());
             }
             let target = to.join(path.file_name().unwrap());
@@ -303,14 +305,21 @@ impl State {
         };
         let bytes = &bytes[..bytes.len().min(pages * PAGE)];
         let unsynced = self.files.entry(file.metadata()?.ino()).or_default();
-        if piece.offset == 0 {
+        if piece.offset == 0 && file.metadata()?.len() == 0 {
             // A new file: the number of an old one is used again.
             *unsynced = Unsynced::default();
         }
+        let first = piece.offset / page_bytes();
+        for page in first..first + u64::try_from(bytes.len() / PAGE).unwrap() {
+            if let Entry::Vacant(place) = unsynced.pages.entry(page) {
+                let mut before = vec![0; PAGE];
+                let held = file.read_at(&mut before, page * page_bytes())?;
+                before.truncate(held);
+                place.insert(before);
+            }
+        }
         let lost = if self.lie == Some(Lie::Written) && PAGE < bytes.len() { PAGE } else { 0 };
         file.write_all_at(&bytes[..bytes.len() - lost], piece.offset)?;
-        let first = piece.offset / page_bytes();
-        unsynced.pages.extend(first..first + u64::try_from(bytes.len() / PAGE).unwrap());
         match fault {
             Some(WriteFault::Torn(_)) => Err(Errno::IO.into()),
             _ => Ok(bytes.len()),
@@ -322,7 +331,7 @@ impl State {
             return Ok(());
         }
         let metadata = file.metadata()?;
-        let synced = Unsynced { pages: BTreeSet::new(), length: Some(metadata.len()) };
+        let synced = Unsynced { pages: BTreeMap::new(), length: Some(metadata.len()) };
         self.files.insert(metadata.ino(), synced);
         Ok(())
     }
@@ -355,10 +364,18 @@ fn page_bytes() -> u64 {
 
 /// The files of all segments in a folder, oldest first.
 pub(super) fn segment_files(folder: &Path) -> Vec<PathBuf> {
+    files_called(folder, "segment")
+}
+
+/// Those that segments left behind, to be written on again.
+pub(super) fn free_files(folder: &Path) -> Vec<PathBuf> {
+    files_called(folder, "free")
+}
+
+fn files_called(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut paths: Vec<PathBuf> = entries
-        .filter(|path| path.extension().is_some_and(|extension| extension == "segment"))
-        .collect();
+    let mut paths: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|found| found == extension)).collect();
     paths.sort_unstable();
     paths
 }
@@ -377,15 +394,16 @@ fn write_partly(
         }
         let begin = usize::try_from(offset).unwrap() + index * PAGE;
         bytes.resize(bytes.len().max(begin + PAGE), 0);
+        let before = bytes[begin..begin + PAGE].to_vec();
         bytes[begin..begin + PAGE].copy_from_slice(page);
-        unsynced.pages.insert(u64::try_from(begin / PAGE).unwrap());
+        unsynced.pages.entry(u64::try_from(begin / PAGE).unwrap()).or_insert(before);
     }
 }
 
-/// Of what is not durable all stays, nothing, or some sectors. A page that was never durable was empty before.
+/// Of what is not durable all stays, nothing, or some sectors: the others are what they were, empty in a new file.
 fn forget(bytes: &mut Vec<u8>, unsynced: &Unsynced, generator: &mut Generator) {
     let mode = generator.below(3);
-    for page in &unsynced.pages {
+    for (page, before) in &unsynced.pages {
         let kept = match mode {
             0 => PAGE / SECTOR,
             1 => 0,
@@ -394,7 +412,9 @@ fn forget(bytes: &mut Vec<u8>, unsynced: &Unsynced, generator: &mut Generator) {
         let begin = usize::try_from(*page).unwrap() * PAGE;
         let (from, end) = (begin + kept * SECTOR, begin + PAGE);
         if end <= bytes.len() {
-            bytes[from..end].fill(0);
+            let mut before = before.clone();
+            before.resize(PAGE, 0);
+            bytes[from..end].copy_from_slice(&before[from - begin..]);
         }
     }
     let now = bytes.len();

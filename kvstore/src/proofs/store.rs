@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use shared::{BlockStore, Clock, LocateEvent, ManualClock, Miss, ObjectKey, ObjectKind};
 use shared::{OfferOutcome, RequestContext, Ticket};
 
-use super::drive::{Lie, ReadFault, SimulatedDrive, WriteFault, segment_files};
+use super::drive::{Lie, ReadFault, SimulatedDrive, WriteFault, free_files, segment_files};
 use super::support::sending;
 use crate::disk::DiskConfig;
 use crate::disk::survey::{SegmentState, Survey};
@@ -426,8 +426,9 @@ impl World {
         assert_eq!(stats.retention_violations, 0, "{stats:?}");
         assert_eq!((stats.catalog_errors, stats.dropped_corrupt), (0, 0), "{stats:?}");
         assert!(stats.file_bytes <= stats.file_bytes_max, "{stats:?}");
-        let files = segment_files(self.folder.path());
-        let bytes: u64 = files.iter().map(|path| fs::metadata(path).map_or(0, |it| it.len())).sum();
+        let files =
+            segment_files(self.folder.path()).into_iter().chain(free_files(self.folder.path()));
+        let bytes: u64 = files.map(|path| fs::metadata(path).map_or(0, |it| it.len())).sum();
         assert!(bytes <= self.config.bytes_max, "{bytes} in files, {stats:?}");
         for number in self.promised() {
             assert!(disk.contains(name(number)), "block {number} is not on disk any more");

@@ -1,14 +1,18 @@
-//! The index against its naive definition, and its bounds.
+//! The index case by case, and its bounds; its parts against the naive definition.
 
-use std::collections::BTreeMap;
+mod churn;
+mod drives;
+mod expected;
+mod traces;
 
-use shared::{BlockName, CacheChange, CacheEvent, DpRank, Tier, WorkerId, WorkerRank};
+use shared::{
+    BlockName, CacheChange, CacheEvent, RangeDigests, RangeSet, Tier, WorkerRank, range_of,
+};
 
-use super::holders::TIERS;
-use super::naive::NaiveIndex;
+use super::tiers::TIERS;
 use super::{Applied, JoinError, PrefixIndex, ViewState};
 use crate::role::Role;
-use crate::testing::{Random, block, names, rank};
+use crate::testing::{names, rank};
 
 fn event(worker: WorkerRank, incarnation: u64, sequence: u64, change: CacheChange) -> CacheEvent {
     CacheEvent { worker, incarnation, sequence, change }
@@ -45,7 +49,10 @@ fn one_walk_counts_own_tiers_and_what_stores_add() {
     );
     let second = matches.of(d1);
     assert_eq!((second.reach, second.leading.total()), (0, 0), "block 0 is on no store");
-    assert_eq!(matches.of(rank(77)).reach, 0, "not a member");
+    let held: Vec<_> = matches.iter().map(|found| found.worker).collect();
+    assert_eq!(held, [d0], "the others hold nothing that helps: the walk has one row");
+    let offered = index.match_prefix(&names[1..]).of(d1);
+    assert_eq!((offered.reach, offered.leading.total()), (3, 0), "what the store has");
 }
 
 #[test]
@@ -61,8 +68,8 @@ fn sequences_decide_what_is_applied() {
         ((1, 1, Cleared), Applied::Duplicate, Complete, 2),
         ((1, 0, removed(Tier::Device, &all)), Applied::Duplicate, Complete, 2),
         ((1, 2, removed(Tier::Host, &all)), Applied::InOrder, Complete, 2),
-        ((1, 5, stored(Tier::Device, &all[2..])), Applied::AfterGap, Stale, 0),
-        ((1, 6, put(1)), Applied::InOrder, Stale, 1),
+        ((1, 5, stored(Tier::Device, &all[2..])), Applied::AfterGap, Stale, 4),
+        ((1, 6, put(1)), Applied::InOrder, Stale, 4),
         ((1, 9, put(4)), Applied::AfterGap, Stale, 4),
         ((1, 10, Cleared), Applied::InOrder, Complete, 0),
         ((1, 11, put(3)), Applied::InOrder, Complete, 3),
@@ -130,94 +137,78 @@ fn members_are_bounded_and_slots_are_reused() {
     assert_eq!(index.members().collect::<Vec<_>>(), [(rank(0), Role::Store)]);
 }
 
-struct Source {
-    incarnation: u64,
-    sequence: u64,
-}
-
-/// Prefix-sharing sequences: chain c branches off chain c / 2 in the middle.
-fn chains() -> Vec<Vec<BlockName>> {
-    let mut chains: Vec<Vec<BlockName>> = Vec::new();
-    for chain in 0..12_u32 {
-        let mut names: Vec<BlockName> = Vec::new();
-        if let Some(parent) = chains.get(usize::try_from(chain / 2).expect("small")) {
-            names.extend(&parent[..parent.len() / 2]);
-        }
-        names.extend((0..8).map(|position| block(chain, position)));
-        chains.push(names);
-    }
-    chains
-}
-
-fn random_change(random: &mut Random, chains: &[Vec<BlockName>]) -> CacheChange {
-    let chain = random.pick(chains);
-    let (a, b) = (random.below(chain.len()), random.below(chain.len() + 1));
-    let mut names = chain[a.min(b)..a.max(b)].to_vec();
-    // The start of the chain is what decides the length of a match: touch it often.
-    names.extend(random.chance(2).then_some(chain[0]));
-    let tier = *random.pick(&TIERS);
-    match random.below(40) {
-        0 => CacheChange::Cleared,
-        1..=27 => CacheChange::Stored { tier, names },
-        _ => CacheChange::Removed { tier, names },
-    }
-}
-
-/// How often a walk ended with each combination of tiers, as a bit set of tiers reached.
-type Seen = BTreeMap<u8, u32>;
-
-fn churn(seed: u64, seen: &mut Seen) {
-    let mut random = Random::new(seed);
-    let chains = chains();
-    let mut real = PrefixIndex::new(6, 10_000);
-    let mut naive = NaiveIndex::default();
-    let mut sources: Vec<Source> = (0..6).map(|_| Source { incarnation: 1, sequence: 0 }).collect();
-    for step in 0..300 {
-        let at = random.below(sources.len());
-        let worker = WorkerRank {
-            worker: WorkerId(u32::try_from(at / 2).expect("small")),
-            rank: DpRank(u16::try_from(at % 2).expect("small")),
-        };
-        match random.below(60) {
-            0 => {
-                real.leave(worker);
-                naive.leave(worker);
-            }
-            1..=4 => {
-                let role = if at < 4 { Role::Decode } else { Role::Store };
-                real.join(worker, role).expect("room");
-                naive.join(worker, role);
-            }
-            5 => sources[at] = Source { incarnation: sources[at].incarnation + 1, sequence: 0 },
-            6 => sources[at].sequence += 1 + random.next() % 3,
-            7 => sources[at].sequence = sources[at].sequence.saturating_sub(2),
-            8 => sources[at].incarnation = sources[at].incarnation.saturating_sub(1),
-            _ => {}
-        }
-        let source = &mut sources[at];
-        let change = random_change(&mut random, &chains);
-        let event = event(worker, source.incarnation, source.sequence, change);
-        source.sequence += 1;
-        assert_eq!(real.apply(&event), naive.apply(&event), "seed {seed}, step {step}: {event:?}");
-        assert_eq!(real.entries(), naive.entries(), "seed {seed}, step {step}");
-        let state = real.view(worker).map(|view| view.0);
-        assert_eq!(state, naive.state(worker), "seed {seed}, step {step}");
-        let names = random.pick(&chains);
-        let (found, expected) = (real.match_prefix(names), naive.match_prefix(names));
-        assert_eq!(found, expected, "seed {seed}, step {step}");
-        for found in found.as_slice() {
-            let bits = found.reach_by_tier.iter().zip([1, 2, 4, 8]);
-            let tiers = bits.map(|((_, blocks), bit)| if 0 < blocks { bit } else { 0 }).sum();
-            *seen.entry(tiers).or_default() += 1;
-        }
-    }
+#[test]
+fn digests_find_the_ranges_that_differ_and_only_these_are_told_again() {
+    let (all, tier) = (names(1, 40), Tier::Disk);
+    let ranges = |names: &[BlockName]| names.iter().map(|&name| range_of(name)).collect();
+    let digests = |names: &[BlockName]| {
+        let mut digests = RangeDigests::default();
+        names.iter().for_each(|&name| digests.add(name, tier));
+        CacheChange::Digests(digests)
+    };
+    let mut index = PrefixIndex::new(1, 100);
+    index.join(rank(0), Role::Store).expect("room");
+    let mut apply = |sequence, change| {
+        let applied = index.apply(&event(rank(0), 1, sequence, change));
+        (applied, index.view(rank(0)).expect("a member"), index.suspect(rank(0)))
+    };
+    let complete = |entries| (ViewState::Complete, entries);
+    let stale = |entries| (ViewState::Stale, entries);
+    assert_eq!(
+        apply(0, stored(tier, &all[..30])),
+        (Applied::InOrder, complete(30), RangeSet::default())
+    );
+    // Lost: that the first four are gone, and that two more are there.
+    assert_eq!(
+        apply(3, stored(tier, &all[32..])),
+        (Applied::AfterGap, stale(38), RangeSet::ALL),
+        "what was said before stays"
+    );
+    let differing: RangeSet = RangeSet::union(ranges(&all[..4]), ranges(&all[30..32]));
+    assert_eq!(apply(4, digests(&all[4..])), (Applied::InOrder, stale(38), differing));
+    let told: Vec<BlockName> = all[4..].to_vec();
+    let again: Vec<BlockName> =
+        told.iter().copied().filter(|&name| differing.contains(range_of(name))).collect();
+    let (applied, view, suspect) = apply(5, CacheChange::RangesCleared(differing));
+    assert_eq!(
+        (applied, view.0, suspect),
+        (Applied::InOrder, ViewState::Complete, RangeSet::default())
+    );
+    assert_eq!(apply(6, stored(tier, &again)).1, complete(36));
+    assert_eq!(apply(7, digests(&told)).1, complete(36), "asked by somebody else");
+    // Digests themselves may be the first that is heard after a loss.
+    assert_eq!(apply(9, digests(&told)), (Applied::InOrder, complete(36), RangeSet::default()));
+    assert_eq!(apply(11, digests(&all)), (Applied::AfterGap, stale(36), ranges(&all[..4])));
+    index.distrust(rank(0));
+    assert_eq!((index.view(rank(0)), index.suspect(rank(0))), (Some(stale(0)), RangeSet::ALL));
+    index.apply(&event(rank(0), 1, 12, CacheChange::RangesCleared(RangeSet::ALL)));
+    index.distrust(rank(0));
+    assert_eq!(index.view(rank(0)), Some(complete(0)), "it said what it holds");
+    let counters = index.counters();
+    assert_eq!(counters.ranges_cleared, u64::from(differing.len()) + 256);
+    assert_eq!(
+        counters.blocks_cleared_by_ranges,
+        38 + u64::try_from(again.len()).expect("few") - 36
+    );
 }
 
 #[test]
-fn random_churn_equals_the_naive_index() {
-    let mut seen = Seen::new();
-    for seed in 0..300 {
-        churn(seed, &mut seen);
+fn what_does_not_fit_is_not_asked_for_again_and_again() {
+    let (all, tier) = (names(1, 20), Tier::Disk);
+    let mut index = PrefixIndex::new(1, 5);
+    index.join(rank(0), Role::Store).expect("room");
+    let mut digests = RangeDigests::default();
+    all.iter().for_each(|&name| digests.add(name, tier));
+    index.apply(&event(rank(0), 1, 0, stored(tier, &all)));
+    assert_eq!((index.unindexed(rank(0)), index.suspect(rank(0))), (15, RangeSet::default()));
+    for sequence in [2, 4, 6] {
+        index.apply(&event(rank(0), 1, sequence, CacheChange::Digests(digests.clone())));
+        assert_eq!(
+            index.view(rank(0)),
+            Some((ViewState::Complete, 5)),
+            "nothing was lost in the gap"
+        );
     }
-    assert_eq!(seen.len(), 16, "every combination of tiers occurred: {seen:?}");
+    index.apply(&event(rank(0), 1, 7, removed(tier, &all)));
+    assert_eq!((index.entries(), index.unindexed(rank(0))), (0, 0));
 }

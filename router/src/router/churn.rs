@@ -1,15 +1,18 @@
-//! Random histories against the rules every history keeps: one answer per request, order, bounds, members only.
+//! Random histories against the rules every history keeps: one answer per request, bounds, members only, nothing new for
+//! those that drain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shared::{
-    CacheChange, CacheEvent, LoadReport, RequestId, StartGeometry, Tier, Timestamp, WorkerEvent,
-    WorkerRank,
+    CacheChange, CacheEvent, LegOutcome, LoadReport, Placement, Priority, RangeDigests, RangeSet,
+    RequestId, SessionKey, StartGeometry, StartReport, TenantId, Tier, Timestamp, WindowSource,
+    WorkerEvent, WorkerRank, WorkerRates,
 };
 
 use super::{Action, Router};
 use crate::config::RouterConfig;
+use crate::policy::Policy;
 use crate::records::PlacementKind;
 use crate::role::Role;
 use crate::snapshot::RouterSnapshot;
@@ -21,6 +24,7 @@ const WAITING_MAX: usize = 6;
 const ENTRIES_MAX: usize = 150;
 const DECISIONS_MAX: usize = 8;
 const WORKERS: usize = 9;
+const TENANTS: [&str; 4] = ["acme", "b", "c", "d"];
 const LENGTHS: [u32; 9] = [1, 127, 128, 267, 268, 408, 1_000, 4_000, 7_948];
 
 struct World {
@@ -32,9 +36,14 @@ struct World {
     next_id: u128,
     /// Requests without an answer.
     waiting: BTreeSet<u128>,
-    running: BTreeMap<u128, WorkerRank>,
+    running: BTreeMap<u128, Placement>,
+    /// What each request asked not to be given.
+    excluded: BTreeMap<u128, Vec<WorkerRank>>,
+    /// Workers whose drain was told and is not over.
+    draining: BTreeMap<WorkerRank, Timestamp>,
     answers: BTreeMap<u128, u32>,
     history: Vec<Action>,
+    tenants: &'static [&'static str],
 }
 
 impl World {
@@ -45,7 +54,18 @@ impl World {
         config.admission.waiting_max = WAITING_MAX;
         config.admission.decode_running_max = DECODE_RUNNING_MAX;
         config.admission.prefill_running_max = 2;
+        config.admission.look_ahead_max = 2;
+        config.admission.priority_passes_max = 3;
+        config.admission.tenants_max = 2;
+        config.tenant_weights.insert(TenantId(TENANTS[0].into()), 3);
         config.records.decisions_max = DECISIONS_MAX;
+        config.life.failures_max = 2;
+        config.life.open_min = Duration::from_millis(300);
+        config.life.wedged_after = Duration::from_millis(900);
+        config.life.drain_max = Duration::from_secs(2);
+        let policies = u64::try_from(Policy::ALL.len()).expect("few");
+        let policy = usize::try_from(seed % policies).expect("few");
+        config.policy = Policy::ALL[policy];
         Self {
             router: Router::new(config).expect("valid settings"),
             random: Random::new(seed),
@@ -55,8 +75,11 @@ impl World {
             next_id: 0,
             waiting: BTreeSet::new(),
             running: BTreeMap::new(),
+            excluded: BTreeMap::new(),
+            draining: BTreeMap::new(),
             answers: BTreeMap::new(),
             history: Vec::new(),
+            tenants: if seed.is_multiple_of(4) { &TENANTS[..1] } else { &TENANTS },
         }
     }
 
@@ -67,7 +90,10 @@ impl World {
     fn step(&mut self) {
         self.now = self.now.after(Duration::from_micros(self.random.next() % 200_000));
         let worker = u32::try_from(self.random.below(WORKERS)).expect("small");
-        match self.random.below(20) {
+        match self.random.below(26) {
+            20..=22 => self.outcome(),
+            23 => self.drain(rank(worker)),
+            24 | 25 => self.submit(),
             0 => self.leave(rank(worker)),
             1 | 2 => self.join(rank(worker), Self::role(worker)),
             3..=8 => self.submit(),
@@ -80,17 +106,65 @@ impl World {
     }
 
     fn join(&mut self, worker: WorkerRank, role: Role) {
-        self.members.insert(worker, role);
+        if self.members.insert(worker, role) != Some(role) {
+            self.draining.remove(&worker);
+        }
         self.sequences.entry(worker).or_insert(0);
         let actions = self.router.worker_joined(worker, role, self.now).expect("room");
         self.take(actions);
     }
 
     fn leave(&mut self, worker: WorkerRank) {
-        self.members.remove(&worker);
-        self.running.retain(|_, decode| *decode != worker);
+        self.forget(worker);
         let actions = self.router.worker_left(worker, self.now);
         self.take(actions);
+    }
+
+    fn forget(&mut self, worker: WorkerRank) {
+        self.members.remove(&worker);
+        self.draining.remove(&worker);
+        self.running.retain(|_, placement| placement.decode != worker);
+    }
+
+    fn drain(&mut self, worker: WorkerRank) {
+        let until = self.now.after(Duration::from_millis(self.random.next() % 1_500));
+        if self.members.get(&worker).is_some_and(|role| *role != Role::Store) {
+            let end = self.draining.entry(worker).or_insert(until);
+            *end = until.min(*end);
+        }
+        let actions = self.router.worker_draining(worker, until, self.now);
+        self.take(actions);
+    }
+
+    /// Tells how a running request fares, or something about one that is over.
+    fn outcome(&mut self) {
+        let running: Vec<u128> = self.running.keys().copied().collect();
+        let (id, worker, prefill) = if running.is_empty() || self.random.chance(8) {
+            (u128::from(self.random.next()) % (self.next_id + 1), rank(self.random_worker()), None)
+        } else {
+            let id = *self.random.pick(&running);
+            (id, self.running[&id].decode, self.running[&id].prefill)
+        };
+        let prefill =
+            if self.random.chance(3) { Some(rank(self.random_worker())) } else { prefill };
+        let outcome = match self.random.below(4) {
+            0 | 1 => LegOutcome::Started(StartReport {
+                cached_tokens: u32::try_from(self.random.below(60)).expect("small") * 128,
+                replayed_tokens: 0,
+                window_source: WindowSource::Cold,
+                exact: true,
+                bytes_fetched: 0,
+                prefill,
+            }),
+            2 => LegOutcome::Completed { tokens: 40 },
+            _ => LegOutcome::Failed,
+        };
+        let actions = self.router.outcome(RequestId(id), worker, outcome, self.now);
+        self.take(actions);
+    }
+
+    fn random_worker(&mut self) -> u32 {
+        u32::try_from(self.random.below(WORKERS)).expect("small")
     }
 
     fn submit(&mut self) {
@@ -101,6 +175,11 @@ impl World {
         let mut request = request(id, tokens, &names(chain, tokens / 128));
         let patience = Duration::from_micros(self.random.next() % 3_000_000);
         request.deadline = self.random.chance(2).then(|| self.now.after(patience));
+        request.priority = *self.random.pick(&Priority::ALL);
+        request.tenant = TenantId((*self.random.pick(self.tenants)).into());
+        request.session = self.random.chance(2).then(|| SessionKey(self.random.next() % 5));
+        request.excluded = (0..self.random.below(3)).map(|_| rank(self.random_worker())).collect();
+        self.excluded.insert(id, request.excluded.clone());
         self.waiting.insert(id);
         let actions = self.router.submit(request, self.now);
         self.take(actions);
@@ -132,7 +211,9 @@ impl World {
         let tier =
             if Self::role(worker.worker.0) == Role::Store { Tier::Host } else { Tier::Device };
         let change = match self.random.below(8) {
-            0 => CacheChange::Cleared,
+            0 if self.random.chance(2) => CacheChange::Cleared,
+            0 if self.random.chance(3) => CacheChange::RangesCleared(RangeSet::ALL),
+            0 => CacheChange::Digests(RangeDigests::default()),
             1 | 2 => CacheChange::Removed { tier, names: held },
             _ => CacheChange::Stored { tier, names: held },
         };
@@ -145,11 +226,15 @@ impl World {
         let running = u32::try_from(self.random.below(4)).expect("small");
         let report = LoadReport {
             running,
-            waiting: 0,
             pending_rows: u64::from(running) * (self.random.next() % 4_000),
-            slots_available: 10,
-            slots: 20,
             rows_per_second: f64::from(u32::try_from(self.random.below(5_000)).expect("small")),
+            progress: self.random.next() % 3,
+            rates: WorkerRates {
+                step_ns: self.random.next() % 30_000_000,
+                restore_peer_ns: self.random.next() % 2 * 700_000,
+                ..WorkerRates::default()
+            },
+            ..LoadReport::default()
         };
         let event = WorkerEvent::Load { worker, report };
         let actions = self.router.worker_event(&event, self.now);
@@ -165,24 +250,37 @@ impl World {
     }
 
     fn take(&mut self, actions: Vec<Action>) {
+        // Whatever was called may have looked at the time, and forgotten workers whose drain is over.
+        let over = self.draining.iter().filter(|(_, until)| **until <= self.now);
+        for worker in over.map(|(&worker, _)| worker).collect::<Vec<_>>() {
+            if self.router.snapshot(self.now).workers.iter().all(|it| it.worker != worker) {
+                self.forget(worker);
+            }
+        }
         for action in &actions {
             match action {
                 Action::Place { id, placement } => {
-                    let oldest = self.waiting.first().copied();
-                    assert_eq!(oldest, Some(id.0), "first in, first out, and answered once");
-                    self.waiting.remove(&id.0);
+                    assert!(self.waiting.remove(&id.0), "answered once");
                     *self.answers.entry(id.0).or_default() += 1;
                     assert_eq!(self.members.get(&placement.decode), Some(&Role::Decode));
                     let prefill = placement.prefill.map(|worker| self.members.get(&worker));
                     assert!(prefill.is_none_or(|role| role == Some(&Role::Prefill)));
                     assert_eq!(placement.expected_cached_tokens % 128, 0);
-                    self.running.insert(id.0, placement.decode);
+                    let used = [Some(placement.decode), placement.prefill];
+                    assert!(used.iter().flatten().all(|it| !self.draining.contains_key(it)));
+                    let excluded = &self.excluded[&id.0];
+                    let mut others = self.members.iter().filter(|(worker, role)| {
+                        **role == Role::Decode && !self.draining.contains_key(worker)
+                    });
+                    let nobody_else = others.all(|(worker, _)| excluded.contains(worker));
+                    assert!(nobody_else || !excluded.contains(&placement.decode));
+                    self.running.insert(id.0, placement.clone());
                 }
                 Action::Refuse { id, .. } => {
                     assert!(self.waiting.remove(&id.0), "answered once");
                     *self.answers.entry(id.0).or_default() += 1;
                 }
-                Action::Resync { worker } => assert!(self.members.contains_key(worker)),
+                Action::Resync { worker, .. } => assert!(self.members.contains_key(worker)),
             }
         }
         self.history.extend(actions);
@@ -194,13 +292,17 @@ impl World {
         assert_eq!(snapshot.running, self.running.len());
         assert_eq!(snapshot.workers.len(), self.members.len());
         assert!(snapshot.waiting <= WAITING_MAX);
+        assert_eq!(snapshot.waiting_by_class.iter().sum::<usize>(), snapshot.waiting);
+        assert!(
+            snapshot.tenants_waiting <= snapshot.tenants && snapshot.tenants <= 2 + TENANTS.len()
+        );
         assert!(snapshot.index_entries <= ENTRIES_MAX);
         assert!(self.router.decisions().count() <= DECISIONS_MAX);
         let held: usize = snapshot.workers.iter().map(|worker| worker.index_entries).sum();
         assert_eq!(held, snapshot.index_entries);
         for worker in &snapshot.workers {
             let Some(load) = worker.load.filter(|_| worker.role == Role::Decode) else { continue };
-            let expected = self.running.values().filter(|decode| **decode == worker.worker).count();
+            let expected = self.running.values().filter(|it| it.decode == worker.worker).count();
             assert_eq!(usize::try_from(load.placed), Ok(expected));
             assert!(load.placed <= DECODE_RUNNING_MAX);
         }
@@ -254,14 +356,25 @@ fn every_history_keeps_the_rules() {
         assert!(100 < placed, "{} placements: {placed}", kind.as_str());
     }
     type Count = fn(&RouterSnapshot) -> u64;
-    let counts: [(&str, Count); 9] = [
+    let counts: [(&str, Count); 20] = [
         ("overloaded", |it| it.refused.overloaded),
+        ("over share", |it| it.refused.over_share),
+        ("overtaken", |it| it.overtaken),
+        ("breakers opened", |it| it.life.breakers_opened),
+        ("probes", |it| it.life.probes),
+        ("wedged", |it| it.life.wedged),
+        ("cut off", |it| it.life.drains_cut_off),
+        ("overridden", |it| it.life.overridden),
+        ("warm-up passed", |it| it.life.warm_up_passed),
+        ("predictions", |it| it.predictions.requests),
         ("deadline", |it| it.refused.deadline),
         ("no worker", |it| it.refused.no_worker),
         ("withdrawn", |it| it.withdrawn),
         ("lost with worker", |it| it.lost_with_worker),
         ("finished unknown", |it| it.finished_unknown),
-        ("resyncs", |it| it.resyncs),
+        ("digests asked for", |it| it.resyncs.digests),
+        ("ranges asked for", |it| it.resyncs.ranges),
+        ("everything asked for", |it| it.resyncs.whole),
         ("gaps", |it| it.index.gaps),
         ("dropped full", |it| it.index.blocks_dropped_full),
     ];

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shared::{
-    BlockName, CacheChange, CacheEvent, LoadReport, Placement, RequestId, ServeError,
-    StartGeometry, Tier, Timestamp, WorkerEvent, WorkerRank,
+    BlockName, CacheChange, CacheEvent, CacheQuestion, LoadReport, Placement, RequestId,
+    ServeError, StartGeometry, Tier, Timestamp, WorkerEvent, WorkerRank,
 };
 
 use super::{Action, Router};
@@ -16,19 +16,23 @@ use crate::role::Role;
 use crate::testing::{names, rank, request};
 
 const FLASH: StartGeometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 20 };
-const T0: Timestamp = Timestamp(0);
+pub(super) const T0: Timestamp = Timestamp(0);
 
-fn ms(ms: u64) -> Timestamp {
+pub(super) fn ms(ms: u64) -> Timestamp {
     T0.after(Duration::from_millis(ms))
 }
 
-fn config(change: impl FnOnce(&mut RouterConfig)) -> RouterConfig {
+pub(super) fn config(change: impl FnOnce(&mut RouterConfig)) -> RouterConfig {
     let mut config = RouterConfig::with_defaults(FLASH);
+    // New workers would get a share only; tests of that set it.
+    config.life.warm_up_requests = 0;
+    // What is expected has tests of its own; here the same prompt comes again and again.
+    config.expected_blocks = Duration::ZERO;
     change(&mut config);
     config
 }
 
-fn router(members: &[(u32, Role)], change: impl FnOnce(&mut RouterConfig)) -> Router {
+pub(super) fn router(members: &[(u32, Role)], change: impl FnOnce(&mut RouterConfig)) -> Router {
     let mut router = Router::new(config(change)).expect("valid settings");
     for &(worker, role) in members {
         let actions = router.worker_joined(rank(worker), role, T0).expect("room");
@@ -37,45 +41,48 @@ fn router(members: &[(u32, Role)], change: impl FnOnce(&mut RouterConfig)) -> Ro
     router
 }
 
-fn cache(router: &mut Router, worker: u32, sequence: u64, change: CacheChange) -> Vec<Action> {
+pub(super) fn cache(
+    router: &mut Router,
+    worker: u32,
+    sequence: u64,
+    change: CacheChange,
+) -> Vec<Action> {
     let event = CacheEvent { worker: rank(worker), incarnation: 1, sequence, change };
     router.worker_event(&WorkerEvent::Cache(event), T0)
 }
 
-fn hold(router: &mut Router, worker: u32, tier: Tier, names: &[BlockName]) {
+pub(super) fn hold(router: &mut Router, worker: u32, tier: Tier, names: &[BlockName]) {
     let change = CacheChange::Stored { tier, names: names.to_vec() };
     assert_eq!(cache(router, worker, 0, change), []);
 }
 
-fn report(router: &mut Router, worker: u32, at: Timestamp, report: LoadReport) -> Vec<Action> {
+pub(super) fn report(
+    router: &mut Router,
+    worker: u32,
+    at: Timestamp,
+    report: LoadReport,
+) -> Vec<Action> {
     router.worker_event(&WorkerEvent::Load { worker: rank(worker), report }, at)
 }
 
-fn busy(pending_rows: u64) -> LoadReport {
-    LoadReport {
-        running: 1,
-        waiting: 0,
-        pending_rows,
-        slots_available: 100,
-        slots: 100,
-        rows_per_second: 1_000.0,
-    }
+pub(super) fn busy(pending_rows: u64) -> LoadReport {
+    LoadReport { running: 1, pending_rows, rows_per_second: 1_000.0, ..LoadReport::default() }
 }
 
-fn placed(actions: &[Action]) -> Placement {
+pub(super) fn placed(actions: &[Action]) -> Placement {
     match actions {
         [Action::Place { placement, .. }] => placement.clone(),
         other => panic!("expected one placement, found {other:?}"),
     }
 }
 
-fn place(router: &mut Router, id: u128, tokens: u32, names: &[BlockName]) -> Placement {
+pub(super) fn place(router: &mut Router, id: u128, tokens: u32, names: &[BlockName]) -> Placement {
     let placement = placed(&router.submit(request(id, tokens, names), T0));
     assert!(!placement.reason.contains('\n') && !placement.reason.is_empty());
     placement
 }
 
-fn kind(router: &Router, id: u128) -> PlacementKind {
+pub(super) fn kind(router: &Router, id: u128) -> PlacementKind {
     router.decision(RequestId(id)).expect("kept").kind
 }
 
@@ -93,7 +100,7 @@ fn prefill_is_visited_only_for_a_missing_part() {
         (268, 128, [Disaggregated, Disaggregated, AllCached]),
         (269, 128, [Disaggregated, Disaggregated, AllCached]),
         (408, 256, [Disaggregated, Disaggregated, AllCached]),
-        // D lacks 128 rows and replays 128, at three times their 256 ms; prefill needs 768 ms and the hand-off.
+        // D lacks 128 rows and replays 128: 256 ms, and as much for who waits. Prefill needs 768 ms and the hand-off.
         (1_000, 768, [Disaggregated, DirectCheaper, AllCached]),
         (7_948, 7_808, [Disaggregated, DirectCheaper, AllCached]),
     ];
@@ -101,16 +108,24 @@ fn prefill_is_visited_only_for_a_missing_part() {
         let boundary: u32 = boundary;
         let all = names(1, tokens / 128);
         let needed = boundary / 128;
-        for (held, kind_expected) in [0, needed.saturating_sub(1), needed].into_iter().zip(kinds) {
-            let mut router = router(&[(0, Role::Decode), (1, Role::Prefill)], |_| ());
-            let held_names = &all[..usize::try_from(held).expect("small")];
-            hold(&mut router, 0, Tier::Device, held_names);
-            let placement = place(&mut router, 1, tokens, &all);
-            assert_eq!(kind(&router, 1), kind_expected, "N = {tokens}, {held} blocks held");
-            let visits = kind_expected == Disaggregated;
-            assert_eq!(placement.prefill.is_some(), visits, "N = {tokens}, {held} blocks held");
-            assert_eq!(placement.expected_cached_tokens, held * 128, "N = {tokens}");
-            assert_eq!(router.decision(RequestId(1)).expect("kept").boundary, boundary);
+        for running in [0, 1, 4] {
+            for (held, mut expected) in [0, needed.saturating_sub(1), needed].into_iter().zip(kinds)
+            {
+                let mut router = router(&[(0, Role::Decode), (1, Role::Prefill)], |_| ());
+                report(&mut router, 0, T0, LoadReport { running, ..LoadReport::default() });
+                let held_names = &all[..usize::try_from(held).expect("small")];
+                hold(&mut router, 0, Tier::Device, held_names);
+                if (running, tokens, expected) == (4, 1_000, DirectCheaper) {
+                    // Four wait for 256 ms: more than the whole of prefill.
+                    expected = Disaggregated;
+                }
+                let placement = place(&mut router, 1, tokens, &all);
+                let case = format!("N = {tokens}, {held} blocks held, {running} running");
+                assert_eq!(kind(&router, 1), expected, "{case}");
+                assert_eq!(placement.prefill.is_some(), expected == Disaggregated, "{case}");
+                assert_eq!(placement.expected_cached_tokens, held * 128, "{case}");
+                assert_eq!(router.decision(RequestId(1)).expect("kept").boundary, boundary);
+            }
         }
     }
 }
@@ -189,7 +204,7 @@ fn the_prefill_worker_with_the_shortest_path_is_chosen() {
         let record = router.decision(RequestId(1)).expect("kept");
         let cached = if chosen == 1 { 1_280 } else { 0 };
         assert_eq!(record.prefill_cached_tokens, cached);
-        assert_eq!(record.prefill_candidates.len(), 2);
+        assert_eq!(record.considered.prefill.len(), 2);
     }
 }
 
@@ -319,6 +334,7 @@ fn a_worker_that_leaves_takes_its_requests_along() {
     let all = names(1, 8);
     let mut router = router(&[(0, Role::Decode), (1, Role::Prefill)], |config| {
         config.admission.decode_running_max = 1;
+        config.cost.direct_rows_max = 0;
     });
     hold(&mut router, 0, Tier::Device, &all[..1]);
     assert_eq!(place(&mut router, 1, 1_000, &all).prefill, Some(rank(1)));
@@ -346,7 +362,9 @@ fn a_request_that_needs_prefill_waits_for_it() {
     });
     assert_eq!(place(&mut router, 1, 7_948, &all).prefill, Some(rank(1)));
     assert_eq!(router.submit(request(2, 7_948, &all), T0), []);
-    assert_eq!(router.submit(request(3, 10, &[]), T0), [], "first in, first out");
+    let beside = placed(&router.submit(request(3, 10, &[]), T0));
+    assert_eq!(beside.prefill, None, "one that needs no prefill goes past");
+    assert_eq!(router.snapshot(T0).overtaken, 1);
     assert_eq!(router.next_deadline(), Some(ms(7_808)), "when the first prompt should be done");
     assert_eq!(router.tick(ms(7_807)), []);
     let actions = router.tick(ms(7_808));
@@ -354,7 +372,7 @@ fn a_request_that_needs_prefill_waits_for_it() {
         Action::Place { id, placement } => (id.0, placement.prefill),
         other => panic!("{other:?}"),
     });
-    assert_eq!(ids.collect::<Vec<_>>(), [(2, Some(rank(1))), (3, None)]);
+    assert_eq!(ids.collect::<Vec<_>>(), [(2, Some(rank(1)))]);
 
     // A short missing part does not wait.
     let placement = placed(&router.submit(request(4, 408, &names(2, 3)), ms(7_808)));
@@ -365,26 +383,32 @@ fn a_request_that_needs_prefill_waits_for_it() {
 }
 
 #[test]
-fn a_gap_asks_for_the_whole_state_until_it_comes() {
+fn a_gap_asks_for_digests_and_in_the_end_for_everything() {
     let all = names(1, 4);
     let stored = || CacheChange::Stored { tier: Tier::Device, names: names(1, 4) };
-    let resync = [Action::Resync { worker: rank(0) }];
+    let asks = |question| [Action::Resync { worker: rank(0), question }];
     let mut router = router(&[(0, Role::Decode)], |config| config.resync.attempts_max = 2);
     hold(&mut router, 0, Tier::Device, &all);
     assert_eq!(
-        cache(&mut router, 0, 2, CacheChange::Removed { tier: Tier::Device, names: all }),
-        resync
+        cache(&mut router, 0, 2, CacheChange::Removed { tier: Tier::Device, names: names(1, 1) }),
+        asks(CacheQuestion::Digests)
     );
-    assert_eq!(router.snapshot(T0).index_entries, 0);
+    assert_eq!(router.snapshot(T0).index_entries, 3, "the others are likely still there");
     assert_eq!(router.next_deadline(), Some(ms(1_000)));
-    assert_eq!([ms(999), ms(1_000)].map(|at| router.tick(at).len()), [0, 1]);
+    assert_eq!(router.tick(ms(999)), []);
+    assert_eq!(router.tick(ms(1_000)), asks(CacheQuestion::Digests));
+    assert_eq!(router.tick(ms(2_000)), asks(CacheQuestion::Whole));
+    assert_eq!(router.snapshot(T0).index_entries, 0, "believed no more");
+    assert_eq!(router.tick(ms(3_000)), asks(CacheQuestion::Whole));
     assert_eq!((router.next_deadline(), router.tick(ms(9_000))), (None, Vec::new()), "given up");
-    assert_eq!(router.snapshot(T0).workers[0].view, ViewState::Stale);
+    let worker = router.snapshot(T0).workers[0];
+    assert_eq!((worker.view, worker.ranges_suspect), (ViewState::Stale, 256));
     assert_eq!(cache(&mut router, 0, 3, CacheChange::Cleared), []);
     assert_eq!(cache(&mut router, 0, 4, stored()), []);
     let snapshot = router.snapshot(T0);
-    assert_eq!(snapshot.workers[0].view, ViewState::Complete);
-    assert_eq!((snapshot.index_entries, snapshot.index.gaps, snapshot.resyncs), (4, 1, 2));
+    let worker = snapshot.workers[0];
+    assert_eq!((worker.view, worker.ranges_suspect), (ViewState::Complete, 0));
+    assert_eq!((snapshot.index_entries, snapshot.index.gaps, snapshot.resyncs.total()), (4, 1, 4));
 }
 
 #[test]
@@ -430,6 +454,7 @@ fn decision_records_are_bounded_and_explain() {
     let mut router = router(&members, |config| {
         config.records.decisions_max = 3;
         config.records.candidates_max = 1;
+        config.cost.direct_rows_max = 0;
     });
     for id in 1..=5 {
         place(&mut router, id, 1_000, &names(1, 7));
@@ -437,9 +462,9 @@ fn decision_records_are_bounded_and_explain() {
     assert_eq!(router.decisions().map(|it| it.id.0).collect::<Vec<_>>(), [5, 4, 3]);
     assert_eq!(router.decision(RequestId(2)), None);
     let record = router.decision(RequestId(5)).expect("kept");
-    assert_eq!(record.decode_candidates, [record.chosen]);
-    assert_eq!(record.prefill_candidates.len(), 1);
-    assert_eq!(Some(record.prefill_candidates[0].prefill), record.chosen.prefill);
+    assert_eq!(record.considered.decode, [record.chosen]);
+    assert_eq!(record.considered.prefill.len(), 1);
+    assert_eq!(Some(record.considered.prefill[0].prefill), record.chosen.prefill);
 }
 
 #[test]
@@ -449,13 +474,13 @@ fn reasons_read_as_one_line() {
     let mut router = router(&members, |_| ());
     assert_eq!(
         place(&mut router, 1, 127, &[]).reason,
-        "decode 0.0, direct, 127 tokens are too few for prefill; 0 of 0 tokens cached, \
-         127.0 ms = queue 0.0 + restore 0.0 + recompute 0.0 + hand-off 0.0 + tail 127.0"
+        "cost: decode 0.0, direct, 127 tokens are too few for prefill; 0 of 0 tokens cached, \
+         127.0 ms = queue 0.0 + restore 0.0 + recompute 0.0 + hand-off 0.0 + tail 127.0 + interference 0.0"
     );
     router.finished(RequestId(1), T0);
     assert_eq!(
         place(&mut router, 2, 7_948, &all).reason,
-        "decode 0.0, prefill 1.0; 0 of 7808 tokens cached, 7956.1 ms = queue 0.0 + restore 0.0 + \
-         recompute 7808.0 + hand-off 8.1 + tail 140.0"
+        "cost: decode 0.0, prefill 1.0; 0 of 7808 tokens cached, 7953.0 ms = queue 0.0 + restore 0.0 + \
+         recompute 7808.0 + hand-off 5.0 + tail 140.0 + interference 0.0"
     );
 }

@@ -14,6 +14,7 @@ mod basis;
 mod core;
 mod gather;
 mod job;
+mod rates;
 mod start;
 mod step;
 mod turn;

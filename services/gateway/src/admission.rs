@@ -111,7 +111,7 @@ mod tests {
         let first = admission.admit().ok().unwrap();
         let second = admission.admit().ok().unwrap();
         let full = admission.admit().err().unwrap();
-        assert_eq!((full.status.as_u16(), full.retry_after), (429, Some(3)));
+        assert_eq!((full.status.as_u16(), full.retry_after), (503, Some(3)));
         first.end(Outcome::Stop);
         drop(second);
         assert_eq!(admission.in_flight(), 0);

@@ -38,7 +38,7 @@ pub struct GatewayConfig {
     /// a slower sender would hold a request slot. Answered 408.
     pub body_wait_ms_max: u64,
     /// Requests in work at once, at least 1. Default 1024: bounds memory (bodies, answers) of this process; the
-    /// workers' own queues are bounded by themselves. Beyond it requests are answered 429.
+    /// workers' own queues are bounded by themselves. Beyond it requests are answered 503.
     pub requests_in_flight_max: usize,
     /// Prompts rendered and tokenised at once, at least 1. Default 4: tokenising is pure computation on threads beside
     /// the async ones, so more than the machine has cores only adds waiting.

@@ -1,5 +1,6 @@
 //! One request's way through the cluster: placed by the router, run by a decode worker, and resumed on another one when
-//! that worker goes away: the tokens it emitted go along, so the client's stream goes on where it stood.
+//! that worker goes away: the tokens it emitted go along, so the client's stream goes on where it stood. The router hears
+//! how each run on a worker goes, and which workers failed this request.
 //!
 //! Workers call the sinks here from threads of their own and are never made to wait: events go into a bounded channel,
 //! and an answer whose client lets it fill up is given up.
@@ -8,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::{
-    Clock, DecodeDirectory, DecodeEvent, DecodeRequest, Flow, PlaceEvent, PlaceRequest, Placement,
-    Placer, ServeError, Sink, TenantId, Ticket, Timestamp, TokenId, WorkerRank,
+    Clock, DecodeDirectory, DecodeEvent, DecodeRequest, Flow, LegOutcome, PlaceEvent, PlaceRequest,
+    Placement, Placer, ServeError, Sink, TenantId, Ticket, Timestamp, TokenId, WorkerRank,
 };
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::evidence::Evidence;
 use crate::metrics::Metrics;
 use crate::prompt::Prepared;
 
@@ -55,10 +57,13 @@ pub(crate) struct Session {
     /// When even a silent worker is given up. Workers keep the deadline by themselves and are given a moment to say so.
     silence_ends: Instant,
     overflow: Arc<Notify>,
+    evidence: Evidence,
     leg: Option<Leg>,
     resumes_left: u32,
     /// Tokens of the answer so far. At most `output_tokens_max`.
     emitted: Vec<TokenId>,
+    /// Workers that failed this request. Each once, so at most as many as there were losses.
+    excluded: Vec<WorkerRank>,
     /// The search for another worker, from the loss of one to the first event of the next.
     search: Option<Search>,
 }
@@ -79,6 +84,8 @@ impl Search {
 /// One placement and the worker's events. The worker is cancelled before the router forgets the load.
 struct Leg {
     worker: WorkerRank,
+    /// Tokens emitted before it.
+    emitted_before: usize,
     events: mpsc::Receiver<DecodeEvent>,
     overflown: oneshot::Receiver<()>,
     _decode: Ticket,
@@ -98,9 +105,11 @@ impl Session {
             deadline,
             silence_ends,
             overflow,
+            evidence: Evidence::default(),
             leg: None,
             resumes_left,
             emitted: Vec::new(),
+            excluded: Vec::new(),
             search: None,
         }
     }
@@ -108,6 +117,11 @@ impl Session {
     /// Tells when the worker was stopped because too many events waited.
     pub(crate) fn overflow(&self) -> Arc<Notify> {
         Arc::clone(&self.overflow)
+    }
+
+    /// Tells why the request is where it is, now and later.
+    pub(crate) fn evidence(&self) -> Evidence {
+        self.evidence.clone()
     }
 
     /// Waits for the next word. Not to be called again after the last one, nor after being cancelled.
@@ -137,6 +151,7 @@ impl Session {
                     None => DecodeEvent::Failed(ServeError::WorkerLost { worker: leg.worker }),
                 },
             };
+            self.tell(&event);
             if let DecodeEvent::Failed(
                 error @ (ServeError::WorkerLost { .. } | ServeError::Draining),
             ) = &event
@@ -161,6 +176,35 @@ impl Session {
             }
             return Word::Event(event);
         }
+    }
+
+    /// Tells the router what an event says about the worker. Refusals for want of room, and requests that no worker could
+    /// serve, say nothing.
+    fn tell(&mut self, event: &DecodeEvent) {
+        let Some(leg) = &self.leg else { return };
+        let outcome = match event {
+            DecodeEvent::Token(_) => return,
+            DecodeEvent::Started(report) => LegOutcome::Started(*report),
+            DecodeEvent::Finished(_) => {
+                let tokens = self.emitted.len() - leg.emitted_before;
+                LegOutcome::Completed { tokens: u32::try_from(tokens).unwrap_or(u32::MAX) }
+            }
+            DecodeEvent::Failed(error) => match failure(error) {
+                Some(outcome) => outcome,
+                None => return,
+            },
+        };
+        let worker = leg.worker;
+        self.tell_of(worker, outcome);
+    }
+
+    fn tell_of(&mut self, worker: WorkerRank, outcome: LegOutcome) {
+        if matches!(outcome, LegOutcome::Failed | LegOutcome::Draining)
+            && !self.excluded.contains(&worker)
+        {
+            self.excluded.push(worker);
+        }
+        self.cluster.placer.outcome(self.prepared.id, worker, outcome);
     }
 
     /// Whether it is worth looking for a worker again, after a pause. The first request of a client is told at once that
@@ -202,9 +246,12 @@ impl Session {
             reason = placement.reason,
             "placed"
         );
+        self.evidence.note(&placement.reason);
         let worker = placement.decode;
-        let decode =
-            self.cluster.directory.decode(worker).ok_or(ServeError::WorkerLost { worker })?;
+        let Some(decode) = self.cluster.directory.decode(worker) else {
+            self.tell_of(worker, LegOutcome::Failed);
+            return Err(ServeError::WorkerLost { worker });
+        };
         let (sender, events) = mpsc::channel(self.cluster.buffer_events_max);
         let (overflow_sender, overflown) = oneshot::channel();
         let sink = EventSink {
@@ -212,7 +259,8 @@ impl Session {
             overflow: Arc::clone(&self.overflow),
         };
         let ticket = decode.submit(self.decode_request(&placement), Box::new(sink));
-        Ok(Leg { worker, events, overflown, _decode: ticket, _place: place })
+        let emitted_before = self.emitted.len();
+        Ok(Leg { worker, emitted_before, events, overflown, _decode: ticket, _place: place })
     }
 
     async fn place(&mut self) -> Result<(Placement, Ticket), ServeError> {
@@ -229,6 +277,9 @@ impl Session {
             prompt_tokens: self.prepared.prompt_tokens,
             output_tokens_max: self.prepared.output_tokens_max,
             deadline: Some(self.deadline),
+            priority: self.prepared.priority,
+            session: self.prepared.session,
+            excluded: self.excluded.clone(),
         };
         let ticket = self.cluster.placer.submit(request, Box::new(sink));
         match answer.await {
@@ -257,6 +308,22 @@ impl Session {
             prefill: placement.prefill,
             deadline: Some(self.deadline),
         }
+    }
+}
+
+/// What a failure says about its worker.
+fn failure(error: &ServeError) -> Option<LegOutcome> {
+    match error {
+        ServeError::WorkerLost { .. } | ServeError::Internal { .. } => Some(LegOutcome::Failed),
+        ServeError::Draining => Some(LegOutcome::Draining),
+        ServeError::Overloaded { .. }
+        | ServeError::OverShare { .. }
+        | ServeError::TooLong { .. }
+        | ServeError::NeverFits { .. }
+        | ServeError::Unsupported { .. }
+        | ServeError::NamesDiffer { .. }
+        | ServeError::NoWorker { .. }
+        | ServeError::DeadlineExceeded { .. } => None,
     }
 }
 

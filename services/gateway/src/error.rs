@@ -112,15 +112,22 @@ impl ApiError {
         Self::overloaded(message, retry_after)
     }
 
+    /// All that can be taken is taken, by whomever.
     fn overloaded(message: String, retry_after: u64) -> Self {
+        let error = Self::unavailable("overloaded", message, Outcome::Overloaded);
+        Self { retry_after: Some(retry_after), ..error }
+    }
+
+    /// This client's tenant has more than its share, while others get theirs.
+    fn over_share(message: String, retry_after: u64) -> Self {
         Self {
             status: StatusCode::TOO_MANY_REQUESTS,
             kind: "rate_limit_error",
-            code: "overloaded",
+            code: "over_share",
             message,
             param: None,
             retry_after: Some(retry_after),
-            outcome: Outcome::Overloaded,
+            outcome: Outcome::OverShare,
         }
     }
 
@@ -177,6 +184,9 @@ impl ApiError {
         match error {
             ServeError::Overloaded { retry_after_ms, .. } => {
                 Self::overloaded(error.to_string(), retry_after_ms.div_ceil(1_000).max(1))
+            }
+            ServeError::OverShare { retry_after_ms, .. } => {
+                Self::over_share(error.to_string(), retry_after_ms.div_ceil(1_000).max(1))
             }
             ServeError::TooLong { .. } => Self::context_length(error.to_string()),
             ServeError::NeverFits { .. } => {
@@ -253,7 +263,13 @@ mod tests {
         let overloaded =
             ServeError::Overloaded { waiting: 4, waiting_max: 4, retry_after_ms: 1_500 };
         let cases = [
-            (overloaded, 429, "overloaded", Some(2)),
+            (overloaded, 503, "overloaded", Some(2)),
+            (
+                ServeError::OverShare { waiting: 4, waiting_max: 9, retry_after_ms: 2_500 },
+                429,
+                "over_share",
+                Some(3),
+            ),
             (
                 ServeError::TooLong { tokens: 9, tokens_max: 8 },
                 400,

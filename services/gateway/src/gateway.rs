@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use crate::admission::Admission;
 use crate::config::{GatewayConfig, ServedModel};
 use crate::dispatch::Cluster;
+use crate::evidence::EvidencePolicy;
 use crate::metrics::{Metrics, MetricsProvider};
 use crate::prompt::Prompter;
 use crate::routes;
@@ -58,6 +59,8 @@ pub struct GatewayParts {
     /// Fresh random bytes of this process, from which request ids are derived. Two processes with equal seeds would
     /// give equal ids.
     pub request_id_seed: [u8; 32],
+    /// Who is told by a header why a request was placed where it was.
+    pub evidence: EvidencePolicy,
 }
 
 /// The HTTP front door. A cheap handle: clones share one gateway.
@@ -72,6 +75,7 @@ pub(crate) struct Shared {
     pub(crate) prompter: Arc<Prompter>,
     pub(crate) cluster: Cluster,
     pub(crate) health: HealthCheck,
+    pub(crate) evidence: EvidencePolicy,
     pub(crate) admission: Arc<Admission>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) tokenisers: Arc<Semaphore>,
@@ -125,6 +129,7 @@ impl Gateway {
             prompter: Arc::new(prompter),
             cluster,
             health: parts.health,
+            evidence: parts.evidence,
             admission: Arc::new(admission),
             metrics,
             pumps: Mutex::new(JoinSet::new()),

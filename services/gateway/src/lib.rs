@@ -28,6 +28,7 @@ mod admission;
 mod dispatch;
 
 mod answer;
+mod evidence;
 mod output;
 mod stream;
 mod utf8;
@@ -39,6 +40,7 @@ mod wire;
 pub mod scripted;
 
 pub use config::{GatewayConfig, LineageChoice, ServedModel};
+pub use evidence::EvidencePolicy;
 pub use gateway::{Gateway, GatewayError, GatewayParts, HealthCheck};
 pub use metrics::MetricsProvider;
 pub use vocabulary::VocabularyError;

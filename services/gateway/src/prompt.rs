@@ -14,7 +14,8 @@ use deepseek_recipe_core::conversation::Conversation;
 use deepseek_recipe_encoding::dsv41::DeepseekV41Encoding;
 use deepseek_recipe_encoding::{PromptEncoding, PromptTokenizer};
 use shared::{
-    BlockName, Lineage, RequestId, Root, RootInputs, Sampling, TokenId, TraceContext, block_names,
+    BlockName, Lineage, Priority, RequestId, Root, RootInputs, Sampling, SessionKey, TokenId,
+    TraceContext, block_names,
 };
 
 use crate::config::{GatewayConfig, ServedModel};
@@ -28,6 +29,8 @@ use crate::vocabulary::{Vocabulary, VocabularyError, read_tokenizer};
 pub(crate) struct Prepared {
     pub(crate) id: RequestId,
     pub(crate) trace: TraceContext,
+    pub(crate) priority: Priority,
+    pub(crate) session: Option<SessionKey>,
     pub(crate) model: String,
     pub(crate) prompt: Arc<[TokenId]>,
     pub(crate) prompt_tokens: u32,
@@ -41,6 +44,14 @@ pub(crate) struct Prepared {
     pub(crate) stops: Vec<String>,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
+}
+
+/// What a request's headers say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) trace: TraceContext,
+    pub(crate) priority: Priority,
+    pub(crate) session: Option<SessionKey>,
 }
 
 /// Prepares requests for one model.
@@ -93,7 +104,7 @@ impl Prompter {
     pub(crate) fn prepare(
         &self,
         id: RequestId,
-        trace: TraceContext,
+        asked: Asked,
         body: &[u8],
     ) -> Result<Prepared, ApiError> {
         let chat = request::parse(body, &self.model.names)?;
@@ -109,7 +120,9 @@ impl Prompter {
         let options = &converted.inference_options;
         Ok(Prepared {
             id,
-            trace,
+            trace: asked.trace,
+            priority: asked.priority,
+            session: asked.session,
             model,
             prompt_tokens,
             names: block_names(&root, &prompt).into(),

@@ -7,13 +7,13 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::StreamExt;
 use prometheus_client::encoding::prometheus_text;
 use serde_json::Value;
-use shared::{RequestId, TraceContext};
+use shared::{Priority, RequestId, SessionKey};
 use tokio::time::timeout;
 use tracing::Instrument;
 
@@ -21,10 +21,11 @@ use crate::admission::Flight;
 use crate::answer::{Answer, Step, outcome_of};
 use crate::dispatch::{Session, Word};
 use crate::error::ApiError;
+use crate::evidence::ROUTING;
 use crate::gateway::Shared;
 use crate::metrics::MetricsProvider;
 use crate::output::Delta;
-use crate::prompt::Prepared;
+use crate::prompt::{Asked, Prepared};
 use crate::stream::stream;
 use crate::wire::{self, Head};
 
@@ -32,6 +33,12 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// The request's class while it waits for a worker.
+const PRIORITY: HeaderName = HeaderName::from_static("x-kvasir-priority");
+/// The client's name for the conversation.
+const SESSION: HeaderName = HeaderName::from_static("x-kvasir-session");
+/// Longest name of a conversation: more than identifiers of any scheme take.
+const SESSION_BYTES_MAX: usize = 256;
 
 pub(crate) fn public(shared: Arc<Shared>) -> Router {
     health(Router::new())
@@ -134,6 +141,7 @@ async fn complete(
     flight: Flight,
 ) -> Response {
     let arrived = shared.cluster.clock.now();
+    let with_evidence = shared.evidence.admits(request.headers());
     let prepared = match prepare(shared, id, request).await {
         Ok(prepared) => Arc::new(prepared),
         Err(error) => return refuse(flight, error),
@@ -142,11 +150,17 @@ async fn complete(
     let metrics = Arc::clone(&shared.metrics);
     let answer = Answer::new(&prepared, shared.prompter.vocabulary(), clock, metrics, arrived);
     let session = Session::new(shared.cluster.clone(), Arc::clone(&prepared));
+    let evidence = session.evidence();
     let head = head(shared, &prepared);
-    if prepared.stream {
-        return respond_streaming(shared, (session, answer), head, flight, id).await;
+    let mut response = if prepared.stream {
+        respond_streaming(shared, (session, answer), head, flight, id).await
+    } else {
+        respond_whole((session, answer), head, flight, id).await
+    };
+    if with_evidence && let Some(reason) = evidence.header() {
+        response.headers_mut().insert(ROUTING, reason);
     }
-    respond_whole((session, answer), head, flight, id).await
+    response
 }
 
 fn refuse(flight: Flight, error: ApiError) -> Response {
@@ -175,7 +189,8 @@ async fn prompt(State(shared): State<Arc<Shared>>, request: Request) -> Response
             fields.entry("model").or_insert_with(|| first.clone().into());
             body = Value::Object(fields).to_string().into_bytes();
         }
-        prepare_body(&shared, id, Shared::trace(None, id), body).await
+        let (trace, priority) = (Shared::trace(None, id), Priority::Normal);
+        prepare_body(&shared, id, Asked { trace, priority, session: None }, body).await
     };
     match named.await {
         Ok(prepared) => json(wire::prompt(prepared.prompt_tokens, &prepared.names)),
@@ -188,23 +203,44 @@ async fn prepare(
     id: RequestId,
     request: Request,
 ) -> Result<Prepared, ApiError> {
-    let header = request.headers().get(TRACEPARENT).and_then(|value| value.to_str().ok());
-    let trace = Shared::trace(header, id);
+    let asked = asked(shared, id, request.headers())?;
     let body = read_body(shared, request).await?;
-    prepare_body(shared, id, trace, body).await
+    prepare_body(shared, id, asked, body).await
+}
+
+/// Reads the headers that say how a request is to be treated.
+fn asked(shared: &Shared, id: RequestId, headers: &HeaderMap) -> Result<Asked, ApiError> {
+    let trace = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok());
+    let priority = match headers.get(PRIORITY) {
+        None => Priority::Normal,
+        Some(value) => value.to_str().ok().and_then(Priority::parse).ok_or_else(|| {
+            let message = "the header x-kvasir-priority is none of: high, normal, low; leave it out for normal";
+            ApiError::invalid(None, message)
+        })?,
+    };
+    let session = headers.get(SESSION).map(HeaderValue::as_bytes);
+    if session.is_some_and(|name| SESSION_BYTES_MAX < name.len()) {
+        let message = format!(
+            "the header x-kvasir-session has more than {SESSION_BYTES_MAX} bytes; send a shorter name"
+        );
+        return Err(ApiError::invalid(None, message));
+    }
+    let tenant = &shared.prompter.model().tenant;
+    let session = session.map(|name| SessionKey::of(tenant, name));
+    Ok(Asked { trace: Shared::trace(trace, id), priority, session })
 }
 
 async fn prepare_body(
     shared: &Arc<Shared>,
     id: RequestId,
-    trace: TraceContext,
+    asked: Asked,
     body: Vec<u8>,
 ) -> Result<Prepared, ApiError> {
     let permit = Arc::clone(&shared.tokenisers).acquire_owned().await;
     let permit = permit.expect("the semaphore is never closed");
     let prompter = Arc::clone(&shared.prompter);
     let work = move || {
-        let prepared = prompter.prepare(id, trace, &body);
+        let prepared = prompter.prepare(id, asked, &body);
         drop(permit);
         prepared
     };

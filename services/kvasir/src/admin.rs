@@ -3,8 +3,10 @@
 //! One form for every process: it says which pools and figures it has, and what keeps it busy. Nothing here waits for a
 //! worker: gauges are read from what the workers last published.
 
+mod capture;
 mod figures;
 mod places;
+mod routing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,11 +23,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use shared::{RequestId, TenantId, TenantTag};
 
+use crate::capture::Recorder;
 use crate::wiring::{Cluster, NamedPool};
+
+pub(crate) use routing::Routing;
 
 pub(crate) use places::{NAMES_MAX, Places, of_store as places_in};
 
-pub(crate) use figures::{decode, prefill, reads, router as routing, store, stores};
+pub(crate) use figures::{
+    decode, other_routers, prediction, prefill, reads, router as routing_figures, store, stores,
+};
 
 /// Text of the Prometheus format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -51,6 +58,10 @@ pub(crate) struct Observed {
     pub(crate) starts: Vec<(String, Starts)>,
     /// Says where its store has blocks. Without it the pools are asked.
     pub(crate) places: Option<Places>,
+    /// Its router, and what became of placements.
+    pub(crate) routing: Option<Routing>,
+    /// What it remembers of requests that ended.
+    pub(crate) capture: Option<Arc<Recorder>>,
     /// The members it is linked to.
     pub(crate) members: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
 }
@@ -91,12 +102,17 @@ impl Observed {
             is_running: None,
             starts: vec![("prefill".to_owned(), prefill), ("decode".to_owned(), decode)],
             places: None,
+            routing: Some(cluster.routing()),
+            capture: None,
             members: None,
         }
     }
 
     fn write_figures(&self, text: &mut String) {
         figures::pools(&self.pools, text);
+        if let Some(recorder) = &self.capture {
+            capture::figures(recorder.recorded(), text);
+        }
         for figures in &self.figures {
             figures(text);
         }
@@ -133,6 +149,7 @@ struct EvictQuery {
 }
 
 /// The admin routes of a process: health, `/metrics`, `GET /debug/audit`, `GET /debug/members`, `GET /debug/starts/{id}`,
+/// `GET /debug/routing?last=N`, `GET /debug/routing/{id}`, `GET /debug/capture?after=N`,
 /// `POST /debug/blocks`, `POST /debug/cache/evict?tier=device|host|disk|all`,
 /// `POST /debug/cache/evict?tier=all&tenant=NAME`.
 pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
@@ -145,6 +162,9 @@ pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
         .route("/debug/audit", get(audit))
         .route("/debug/members", get(members))
         .route("/debug/starts/{id}", get(starts))
+        .route("/debug/routing", get(routing::last))
+        .route("/debug/routing/{id}", get(routing::of))
+        .route("/debug/capture", get(capture::lines))
         .route("/debug/blocks", post(places::blocks))
         .route("/debug/cache/evict", post(evict))
         .with_state(operated);

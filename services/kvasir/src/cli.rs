@@ -30,7 +30,9 @@ use crate::clock::SystemClock;
 use crate::config::{Config, show};
 use crate::console::Console;
 use crate::identity::MemberRole;
+use crate::sim::{self, SimArgs};
 use crate::telemetry::{LogLayer, LogTap};
+use crate::trace::TraceCommand;
 use crate::up::{self, Replicas};
 use crate::{demo, generate, golden, kv, roles, serve};
 
@@ -71,6 +73,13 @@ enum Command {
     Kv {
         #[command(subcommand)]
         which: kv::KvCommand,
+    },
+    /// Replay a trace of requests through router, schedulers and caches in virtual time: what would it be like?
+    Sim(SimArgs),
+    /// Write the requests of a running router as a trace.
+    Trace {
+        #[command(subcommand)]
+        which: TraceCommand,
     },
     /// Measure a server, the store, the transports or the hand-off.
     Bench {
@@ -360,6 +369,8 @@ fn dispatch(command: Command, tap: &LogTap, console: &mut Console) -> anyhow::Re
         Command::Golden(args) => golden::run(&args, console),
         Command::Demo(args) => block_on(demo::run(&args, clock, console)),
         Command::Kv { which } => kv::run(&which, clock, console),
+        Command::Sim(args) => sim::run(&args, console).map(|()| true),
+        Command::Trace { which } => block_on(which.run(clock, console)).map(|()| true),
         Command::Bench { which } => block_on(which.run(tap, &clock, console)).map(|()| true),
     }
 }

@@ -5,6 +5,7 @@
 
 mod cluster;
 mod reader;
+mod routing;
 pub(crate) mod show;
 mod stores;
 mod tables;
@@ -23,10 +24,13 @@ use router::RouterConfig;
 use serde::Deserialize;
 use shared::StartGeometry;
 
+pub use crate::discovery::{DiscoveryBackend, DiscoveryConfig, EtcdConfig, KubernetesConfig};
+pub use crate::explain::ExplainConfig;
 pub use cluster::{ClusterConfig, MemberConfig};
 pub use stores::{StoreDurability, StoresConfig};
 pub use tenants::{TenantLimit, TenantsConfig};
 
+pub use crate::capture::CaptureConfig;
 use crate::cli::ArithChoice;
 use crate::telemetry::TelemetryConfig;
 
@@ -67,6 +71,12 @@ pub struct Config {
     pub transport: PeerTransportConfig,
     /// Traces and log lines by OTLP.
     pub telemetry: TelemetryConfig,
+    /// What is told about placements.
+    pub explain: ExplainConfig,
+    /// Where members are found.
+    pub discovery: DiscoveryConfig,
+    /// What a router remembers of requests, to be replayed.
+    pub capture: CaptureConfig,
 }
 
 /// Settings of the process: addresses, engine, sizes of the workers' memories.
@@ -131,6 +141,9 @@ impl Default for Config {
             tenants: TenantsConfig::default(),
             transport: PeerTransportConfig::DEFAULT,
             telemetry: TelemetryConfig::default(),
+            explain: ExplainConfig::default(),
+            discovery: DiscoveryConfig::default(),
+            capture: CaptureConfig::default(),
         }
     }
 }
@@ -146,6 +159,7 @@ impl Config {
         let parsed = Self::parse(&text).with_context(|| format!("{shown} is no configuration"));
         let mut config = parsed?;
         config.cluster.resolve(path);
+        config.discovery.resolve(path);
         let keys = &mut config.disk.tenant_keys;
         if let (false, Some(folder)) = (keys.as_os_str().is_empty(), path.parent()) {
             *keys = folder.join(&*keys);
@@ -154,6 +168,10 @@ impl Config {
             (&mut config.server.cluster_secret_file, path.parent())
         {
             *secret = folder.join(&*secret);
+        }
+        let key = &mut config.explain.admin_key_file;
+        if let (false, Some(folder)) = (key.as_os_str().is_empty(), path.parent()) {
+            *key = folder.join(&*key);
         }
         let credentials = &mut config.disk.object.credentials_file;
         if let (false, Some(folder)) = (credentials.as_os_str().is_empty(), path.parent()) {
@@ -188,10 +206,13 @@ impl Config {
         config.tenants = table("tenants")?.try_into().context("[tenants]")?;
         tables::transport(table("transport")?, &mut config.transport)?;
         config.telemetry = table("telemetry")?.try_into().context("[telemetry]")?;
+        config.explain = table("explain")?.try_into().context("[explain]")?;
+        config.discovery = table("discovery")?.try_into().context("[discovery]")?;
+        config.capture = table("capture")?.try_into().context("[capture]")?;
         config.router = table("router")?;
         if let Some(name) = tables.keys().next() {
             bail!(
-                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, object_store, stores, tenants, transport, telemetry"
+                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, object_store, stores, tenants, transport, telemetry, explain, discovery, capture"
             );
         }
         config.check()?;
@@ -268,6 +289,9 @@ impl Config {
         self.transport.check().context("[transport]")?;
         self.cluster.check()?;
         self.telemetry.check()?;
+        self.explain.check()?;
+        self.discovery.check()?;
+        self.capture.check()?;
         self.prefill.check()?;
         self.decode.check()?;
         // Any geometry shows unknown keys and wrong values; the model's own comes later.
@@ -352,6 +376,10 @@ mod tests {
             ("[transport]\nqueue_max = 0\n", "transport.queue_max"),
             ("[telemetry]\nsample_ratio = 1.5\n", "telemetry.sample_ratio"),
             ("[telemetry]\nsample_ratio = nan\n", "telemetry.sample_ratio"),
+            ("[explain]\nprediction_starts = 0\n", "explain.prediction_starts"),
+            ("[explain]\nheader = true\n", "header"),
+            ("[discovery]\nbackend = \"consul\"\n", "consul"),
+            ("[discovery.etcd]\nlease_s = 0\n", "discovery.etcd.lease_s"),
             ("[telemetry]\nqueue_max = 0\n", "telemetry.queue_max"),
             ("[telemetry]\nexport_ms = 0\n", "telemetry.export_ms"),
             ("[telemetry]\notlp_endpoint = \"127.0.0.1:4317\"\n", "http://HOST:PORT"),
@@ -360,6 +388,7 @@ mod tests {
                 "[telemetry]\notlp_endpoint = \"http://a:4318/v1/traces\"\n",
                 "telemetry.otlp_endpoint",
             ),
+            ("[capture]\nbytes_max = 9000000000\n", "capture.bytes_max"),
             ("[telemetry]\nendpoint = \"http://a:4317\"\n", "endpoint"),
             ("[router]\nseeds = 1\n", "router.seeds"),
             ("[router.cost]\nhandoff = 1\n", "router.cost.handoff"),

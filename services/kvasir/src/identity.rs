@@ -14,6 +14,7 @@
 mod access;
 mod authority;
 mod material;
+mod outside;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +27,7 @@ use rustls::pki_types::CertificateDer;
 pub use access::{Service, may_call, may_read};
 pub use authority::{ClusterAuthority, MEMBER_DAYS, MemberFiles};
 pub use material::{Identity, IdentityFiles, Reload};
+pub(crate) use outside::outside_client;
 
 /// The domain of every member's name.
 const DOMAIN: &str = "kvasir";

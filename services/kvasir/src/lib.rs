@@ -24,7 +24,11 @@ pub mod wire;
 
 pub mod wiring;
 
+mod discovery;
+mod explain;
+
 mod admin;
+mod capture;
 
 pub mod telemetry;
 
@@ -41,3 +45,6 @@ mod generate;
 mod golden;
 
 mod kv;
+
+mod sim;
+mod trace;

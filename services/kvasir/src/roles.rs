@@ -9,6 +9,7 @@
 mod base;
 mod front;
 mod peers;
+mod routers;
 mod store;
 pub(crate) mod stores;
 mod unmodelled;

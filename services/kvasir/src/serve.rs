@@ -26,6 +26,7 @@ use crate::cli::{LineageArg, ServeArgs};
 use crate::clock::random_bytes;
 use crate::config::Config;
 use crate::console::Console;
+use crate::explain;
 use crate::model;
 use crate::telemetry::{LogTap, Sender, Telemetry};
 use crate::wiring::Cluster;
@@ -171,6 +172,7 @@ impl Backend {
             health: self.health(),
             clock: Arc::clone(clock),
             request_id_seed: random_bytes().context("no random bytes for request ids")?,
+            evidence: explain::evidence_policy(&config.explain)?,
         };
         Ok((Gateway::new(config.gateway.clone(), served, parts)?, name))
     }

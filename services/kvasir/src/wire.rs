@@ -2,7 +2,7 @@
 //!
 //! `generated` holds the messages of `proto/kvasir/v1`, [`convert`] turns them into the types of crate `shared` and back,
 //! [`serve`] answers calls with local implementations of the border traits, and a [`Link`] with [`RemoteDecode`],
-//! [`RemotePrefill`], [`RemoteStore`] and [`watch`] is their remote twin on the calling side.
+//! [`RemotePrefill`], [`RemoteStore`], [`watch`] and [`watch_router`] is their remote twin on the calling side.
 //!
 //! What it deliberately is not: a transport of cached bytes (those move by `kvstore`'s transports), and no discovery: who
 //! is a member is told by the caller.
@@ -18,6 +18,7 @@ pub mod convert;
 mod facts;
 mod hub;
 mod link;
+mod routers;
 mod server;
 mod streams;
 mod tasks;
@@ -46,6 +47,9 @@ pub use convert::WireError;
 pub use facts::{Disagreement, Facts, PROTOCOL};
 pub use hub::EventHub;
 pub use link::{Link, LinkLimits, LinkOptions, LinkState, LinkStats, MemberAddress};
+pub use routers::{
+    HeardRouter, RESERVATIONS_MAX, RouterHub, RouterNews, RouterWatch, watch_router,
+};
 pub use server::{ServeReport, ServerLimits, Services, serve};
 pub use watch::{Watch, Watched, watch};
 

@@ -4,6 +4,7 @@
 //! behind them. Order of construction: transport, store, placement, prefill, decode. Order of the end: the reverse, so that
 //! nobody calls what is gone.
 
+mod asked;
 mod directory;
 mod events;
 pub(crate) mod memory;
@@ -24,10 +25,13 @@ use shared::{
     PrefillDirectory, RegionId, Sink, WorkerEvent, WorkerId, WorkerRank,
 };
 
+use crate::admin::Routing;
 use crate::config::Config;
+use crate::explain::Outcomes;
 use crate::telemetry::Telemetry;
+use asked::Asked;
 use directory::{OneDecode, OnePrefill};
-use events::{Asked, WorkerEvents};
+use events::WorkerEvents;
 use parts::load;
 use placement::{Placement, PlacementParts};
 use pools::{WorkerMemory, worker_memory};
@@ -49,6 +53,7 @@ pub struct Cluster {
     decode: Arc<DecodeWorker>,
     prefill: Arc<PrefillWorker>,
     placement: Arc<Placement>,
+    outcomes: Arc<Outcomes>,
     store: Arc<HostTier>,
     pools: Vec<NamedPool>,
     prefill_loaded_share: LoadedShare,
@@ -106,7 +111,8 @@ impl Cluster {
             transport.register(pool)?;
         }
         let asked = Asked::default();
-        let placement = Arc::new(start_placement(config, &whole, &store, &asked, clock)?);
+        let (placement, outcomes) = start_placement(config, &whole, &store, &asked, clock)?;
+        let placement = Arc::new(placement);
         let shared = Shared {
             transport,
             store: telemetry.store(Arc::clone(&store) as _, STORE),
@@ -127,6 +133,7 @@ impl Cluster {
             decode,
             prefill,
             placement,
+            outcomes,
             store,
             pools,
             prefill_loaded_share: loaded_share(checkpoint.config(), Part::Encoder),
@@ -142,7 +149,13 @@ impl Cluster {
     /// The decode workers, as the front door finds them.
     #[must_use]
     pub fn directory(&self) -> Arc<dyn DecodeDirectory> {
-        Arc::new(OneDecode { rank: DECODE, worker: Arc::clone(&self.asked_to_decode) })
+        let one = OneDecode { rank: DECODE, worker: Arc::clone(&self.asked_to_decode) };
+        self.outcomes.watch(Arc::new(one))
+    }
+
+    /// The router and what became of its placements, for operators.
+    pub(crate) fn routing(&self) -> Routing {
+        Routing { thread: Arc::clone(&self.placement), outcomes: Arc::clone(&self.outcomes) }
     }
 
     /// The decode worker.
@@ -258,15 +271,17 @@ fn start_placement(
     store: &Arc<HostTier>,
     asked: &Asked,
     clock: &Arc<dyn Clock>,
-) -> anyhow::Result<Placement> {
-    let router = Router::new(config.router(engine.geometry())?)?;
+) -> anyhow::Result<(Placement, Arc<Outcomes>)> {
+    let settings = config.router(engine.geometry())?;
+    let kept = settings.records.decisions_max;
+    let outcomes = Outcomes::new(&config.explain, kept, Arc::clone(clock));
+    let noted = Arc::clone(&outcomes);
+    let router = Router::new(settings)?;
     let store = Arc::clone(store);
     let asked_store = asked.clone();
     let mut sequence = 0;
     let poll = move || {
-        let whole = asked_store.take(STORE);
-        let changes = if whole { store.resync_changes() } else { store.drain_changes() };
-        let events = changes.into_iter().map(|change| {
+        let events = asked_store.told_by(&store, STORE).into_iter().map(|change| {
             let event = CacheEvent { worker: STORE, incarnation: 0, sequence, change };
             sequence += 1;
             WorkerEvent::Cache(event)
@@ -282,10 +297,13 @@ fn start_placement(
         poll: Box::new(poll),
         resync: Box::new({
             let asked = asked.clone();
-            move |worker| asked.ask(worker)
+            move |worker, question| asked.ask(worker, question)
         }),
+        placed: Box::new(move |record| noted.placed(record)),
+        hub: None,
     };
-    Placement::start(parts).context("the placement thread")
+    let placement = Placement::start(parts).context("the placement thread")?;
+    Ok((placement, outcomes))
 }
 
 fn start_prefill(

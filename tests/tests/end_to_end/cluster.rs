@@ -7,6 +7,8 @@
 //! (`kvasir up`); then [`faults`].
 
 #[cfg(test)]
+mod discovery;
+#[cfg(test)]
 mod disk;
 #[cfg(test)]
 mod faults;
@@ -20,6 +22,8 @@ mod hand;
 mod hosts;
 #[cfg(test)]
 mod members;
+#[cfg(test)]
+mod replicas;
 #[cfg(test)]
 mod starts;
 #[cfg(test)]

@@ -140,7 +140,7 @@ fn a_lost_worker_is_replaced_and_told_when_every_one_is_lost() {
     let told: Value = serde_json::from_str(last).expect("the last event is JSON");
     assert!(told["error"]["message"].is_string(), "the loss is told last: {events:?}");
     let full = post(server.clients, CHAT, &ask("full", false));
-    assert_eq!(full.status, 429, "{}", full.body);
+    assert_eq!(full.status, 503, "{}", full.body);
 }
 
 #[test]

@@ -1,5 +1,9 @@
 //! Names and the object store.
 
+use std::collections::HashSet;
+
+use shared::BlockName;
+
 use super::Index;
 use crate::disk::catalog::{CatalogError, Entry, Record, SegmentContents, SegmentState};
 use crate::disk::recover::living;
@@ -15,7 +19,9 @@ impl Index {
         let mut changes = self.changes.lock();
         let left = self.catalog.leave_drive(number, &mut |records| {
             for Record { name, entry } in records {
-                changes.removed(*name);
+                if self.is_readable(entry) {
+                    changes.removed(*name);
+                }
                 leaving(entry);
             }
         })?;
@@ -26,9 +32,8 @@ impl Index {
     pub(in crate::disk) fn doom_segment(&self, number: u64) -> Result<usize, CatalogError> {
         let mut changes = self.changes.lock();
         let left = self.catalog.doom_segment(number, &mut |records| {
-            for Record { name, .. } in records {
-                changes.removed(*name);
-            }
+            let told = records.iter().filter(|record| self.is_readable(&record.entry));
+            told.for_each(|record| changes.removed(record.name));
         })?;
         Ok(usize::try_from(left).expect("as many were counted one by one"))
     }
@@ -37,9 +42,19 @@ impl Index {
     pub(in crate::disk) fn adopt(&self, contents: SegmentContents) -> Result<(), CatalogError> {
         let contents = living(contents, &self.tombstones.read());
         let mut changes = self.changes.lock();
-        let new = self.catalog.adopt_segment(&contents)?;
+        let mut new = self.catalog.adopt_segment(&contents)?;
+        if !self.opens_sealed {
+            let sealed = contents.records.iter().filter(|record| record.entry.sealed);
+            let sealed: HashSet<BlockName> = sealed.map(|record| record.name).collect();
+            new.retain(|name| !sealed.contains(name));
+        }
         changes.stored(&new);
         Ok(())
+    }
+
+    /// Whether a segment has not left.
+    pub(in crate::disk) fn is_listed(&self, number: u64) -> bool {
+        self.catalog.segment(number).is_some()
     }
 
     /// Whether a file that is gone is no reason to forget what lay in it.

@@ -3,7 +3,7 @@
 use shared::{BlockName, TenantTag};
 
 use super::Index;
-use crate::disk::catalog::{CatalogError, Evicted, Record};
+use crate::disk::catalog::{CatalogError, Evicted};
 use crate::disk::tombstones::{Tombstone, Tombstones};
 
 const FIRST: BlockName = BlockName([0; 16]);
@@ -82,9 +82,8 @@ impl Index {
         while let Some(first) = next {
             let mut changes = self.changes.lock();
             let (gone, behind) = self.catalog.evict_page(first, &dead)?;
-            for Record { name, .. } in &gone {
-                changes.removed(*name);
-            }
+            let told = gone.iter().filter(|record| self.is_readable(&record.entry));
+            told.for_each(|record| changes.removed(record.name));
             count += gone.len();
             next = behind;
         }

@@ -9,7 +9,7 @@ use super::{Checked, Checker, Segment, SegmentState, Survey, SurveyError, Watche
 use crate::disk::DiskError;
 use crate::disk::append::Appender;
 use crate::disk::folder::{LOCK_FILE, lock};
-use crate::disk::format::wide;
+use crate::disk::format::{FileOrigin, wide};
 use crate::disk::io::{DiskIo, SystemDrive};
 use crate::disk::segment::{self, OpenSegment};
 
@@ -135,7 +135,8 @@ impl Exclusive {
     fn rewrite_end(&self, segment: &Segment, found: &Checked) -> io::Result<Repair> {
         let number = segment.number;
         let file = OpenOptions::new().read(true).write(true).open(self.survey.path(number))?;
-        let walk = segment::walk(&file, number)?;
+        let origin = segment.header.map_or(FileOrigin::Made, |header| header.origin);
+        let walk = segment::walk(&file, number, origin)?;
         file.set_len(walk.end)?;
         file.sync_all()?;
         if found.damaged == 0 {

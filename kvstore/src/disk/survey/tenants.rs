@@ -6,6 +6,7 @@ use shared::TenantTag;
 
 use super::repair::file_error;
 use super::{Exclusive, SurveyError};
+use crate::disk::free::FreeFiles;
 use crate::disk::keys;
 use crate::disk::tombstones::{self, Tombstone};
 
@@ -36,6 +37,10 @@ impl Exclusive {
             let source = std::io::Error::other("too many tenants were evicted lately");
             return Err(file_error("add a tenant to", &path)(source));
         }
-        stones.write(survey.folder()).map_err(file_error("write", &path))
+        stones.write(survey.folder()).map_err(file_error("write", &path))?;
+        // They may have its bytes.
+        let free = FreeFiles::list(survey.folder());
+        free.and_then(|mut free| free.shrink(survey.folder(), 0))
+            .map_err(file_error("remove the free files of", survey.folder()))
     }
 }

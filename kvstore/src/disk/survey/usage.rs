@@ -38,7 +38,7 @@ pub struct Ages {
 /// What all segment files together hold. All numbers are bytes but for the counts of blocks and files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// By the word of [`SegmentState::as_str`].
+    /// By the word of [`SegmentState::as_str`], or `free`.
     pub states: BTreeMap<&'static str, StateBytes>,
     /// All files.
     pub file_bytes: u64,
@@ -60,6 +60,8 @@ pub struct Usage {
     pub structure_bytes: u64,
     /// Torn ends, what lies between records, and all of segments that are not read.
     pub lost_bytes: u64,
+    /// Files of segments that left, kept to be written on again.
+    pub free_bytes: u64,
     /// Live payload by age.
     pub ages: Ages,
 }
@@ -70,6 +72,12 @@ impl Usage {
     #[must_use]
     pub fn of(survey: &Survey, now_unix_seconds: u64) -> Self {
         let mut usage = Self::default();
+        let (segments, bytes) = survey.free_files();
+        if 0 < segments {
+            usage.states.insert("free", StateBytes { segments, bytes });
+            usage.file_bytes += bytes;
+            usage.free_bytes += bytes;
+        }
         let mut parts = [0; PARTS];
         for segment in survey.segments() {
             usage.segment(&segment);

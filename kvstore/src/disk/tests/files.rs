@@ -9,7 +9,9 @@ use shared::{BlockName, ManualClock, Numerics, TenantTag};
 
 use super::{Folder, Rig, SEGMENT_RECORDS, config, file, files, flip, wiring};
 use crate::disk::append::Appender;
-use crate::disk::format::{Identity, PAGE_BYTES, RecordHeader, RecordKind, SegmentHeader};
+use crate::disk::format::{
+    FileOrigin, Identity, PAGE_BYTES, RecordHeader, RecordKind, SegmentHeader,
+};
 use crate::disk::io::{DiskIo, SystemDrive};
 use crate::disk::segment::{OpenSegment, frame, read_table, walk};
 use crate::disk::stats::DiskReadError;
@@ -19,7 +21,8 @@ use crate::testing::{SLOT_BYTES, name};
 /// A segment with three records of one, two and two pages, and the offsets at which they end.
 fn three_records(folder: &Folder) -> (OpenSegment, Appender, [usize; 3]) {
     let identity = Identity::new([7; 32], &Numerics("x".into())).unwrap();
-    let header = SegmentHeader { number: 1, created_unix_seconds: 5, identity };
+    let origin = FileOrigin::Made;
+    let header = SegmentHeader { number: 1, created_unix_seconds: 5, identity, origin };
     let mut appender = Appender::new(&SystemDrive::of(DiskIo::Threads), 1 << 16);
     let mut segment = OpenSegment::create(folder.path(), &header, 1 << 16, &mut appender).unwrap();
     let ends = [100, 5_000, 8_000].map(|bytes: u32| {
@@ -63,7 +66,7 @@ fn a_segment_cut_anywhere_keeps_its_whole_records() {
     let cut = writable(&folder);
     for length in (ends[1]..=ends[2]).rev() {
         cut.set_len(length.try_into().unwrap()).unwrap();
-        let found = walk(&cut, 1).unwrap();
+        let found = walk(&cut, 1, FileOrigin::Made).unwrap();
         let kept = if length == ends[2] { 3 } else { 2 };
         assert_eq!(names(&found.records), all[..kept], "cut to {length} bytes");
         assert_eq!((found.end, found.lost_bytes), (u64::try_from(ends[kept - 1]).unwrap(), 0));
@@ -79,7 +82,7 @@ fn a_segment_whose_end_was_not_written_keeps_its_whole_records() {
     let cut = writable(&folder);
     for length in (ends[1]..ends[2]).rev() {
         cut.write_all_at(&[0], length.try_into().unwrap()).unwrap();
-        let found = walk(&cut, 1).unwrap();
+        let found = walk(&cut, 1, FileOrigin::Made).unwrap();
         let kept = if last < length { 3 } else { 2 };
         assert_eq!(found.records.len(), kept, "zeros from {length} on");
     }
@@ -95,7 +98,7 @@ fn damage_in_the_middle_costs_the_records_it_hits() {
     for (offset, byte) in record.clone().zip(&whole[record]) {
         let at = offset.try_into().unwrap();
         damaged.write_all_at(&[byte ^ 1], at).unwrap();
-        let found = walk(&damaged, 1).unwrap();
+        let found = walk(&damaged, 1, FileOrigin::Made).unwrap();
         assert_eq!(names(&found.records), [100, 8_000].map(name), "a bit of byte {offset}");
         assert_eq!(found.lost_bytes, 8_192);
         damaged.write_all_at(&[*byte], at).unwrap();
@@ -110,7 +113,7 @@ fn a_seal_is_believed_when_all_of_it_agrees() {
     assert_eq!(read_table(&reading, 1).unwrap(), None, "no seal yet");
     segment.seal(&mut appender).unwrap();
     let sealed = read_table(&reading, 1).unwrap().unwrap();
-    assert_eq!(sealed, walk(&reading, 1).unwrap().records);
+    assert_eq!(sealed, walk(&reading, 1, FileOrigin::Made).unwrap().records);
     assert_eq!(read_table(&reading, 2).unwrap(), None, "of another segment");
     let whole = fs::read(file(&folder, 1)).unwrap();
     assert_eq!(whole.len(), ends[2] + 2 * PAGE_BYTES);
@@ -118,7 +121,7 @@ fn a_seal_is_believed_when_all_of_it_agrees() {
     let (table, seal) = (ends[2], ends[2] + PAGE_BYTES);
     let check = |what: &str, at: usize| {
         assert_eq!(read_table(&spoiled, 1).unwrap(), None, "{what} {at}");
-        let found = walk(&spoiled, 1).unwrap();
+        let found = walk(&spoiled, 1, FileOrigin::Made).unwrap();
         assert_eq!((names(&found.records), found.end), (names(&sealed), table.try_into().unwrap()));
     };
     for offset in (table..table + 4 * 128).chain(seal..seal + 128) {

@@ -12,7 +12,9 @@ use shared::{ManualClock, Numerics, TenantTag};
 
 use super::{Folder, Rig, SEGMENT_RECORDS, config, file, files, flip, put, wiring};
 use crate::disk::append::Appender;
-use crate::disk::format::{Identity, PAGE, PAGE_BYTES, RecordHeader, RecordKind, SegmentHeader};
+use crate::disk::format::{
+    FileOrigin, Identity, PAGE, PAGE_BYTES, RecordHeader, RecordKind, SegmentHeader,
+};
 use crate::disk::io::{DiskIo, SystemDrive};
 use crate::disk::segment::{OpenSegment, Walk, frame};
 use crate::disk::survey::{
@@ -324,7 +326,8 @@ fn records_listed_where_none_can_lie_are_named() {
     for (pages, expected) in cases {
         let folder = Folder::new();
         let identity = Identity::new([7; 32], &Numerics("x".into())).unwrap();
-        let header = SegmentHeader { number: 1, created_unix_seconds: 5, identity };
+        let origin = FileOrigin::Made;
+        let header = SegmentHeader { number: 1, created_unix_seconds: 5, identity, origin };
         let mut appender = Appender::new(&SystemDrive::of(DiskIo::Threads), 1 << 16);
         let mut segment =
             OpenSegment::create(folder.path(), &header, 1 << 16, &mut appender).unwrap();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, CacheChange, Descriptor, Durability, Flow, LocateEvent, ManualClock, ObjectKey,
-    OfferEvent, OfferOutcome, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
+    BlockStore, CacheChange, CacheQuestion, Descriptor, Durability, Flow, LocateEvent, ManualClock,
+    ObjectKey, OfferEvent, OfferOutcome, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
 };
 
 use super::{Rig, config, copies, key, sending, window_key};
@@ -18,7 +18,9 @@ use crate::disk::tests::io::SlowDrive;
 use crate::disk::tests::{Folder, config as disk_config, wiring};
 use crate::disk::{DiskConfig, DiskStats, DiskTier};
 use crate::pool::Pool;
-use crate::testing::{Generator, asked, bytes_of, name, next, offers, payload, pool, store};
+use crate::testing::{
+    Follower, Generator, asked, bytes_of, name, next, offers, payload, pool, store,
+};
 use crate::transport::{ReadDone, ReadRequest, Transport};
 
 const FLUSH: Duration = Duration::from_secs(20);
@@ -375,6 +377,36 @@ fn changes_speak_for_both_tiers_and_clear_once() {
     assert_eq!(rig.tier.evict_disk(), 2);
     assert_eq!(rig.tier.drain_changes(), [removed[1].clone()]);
     assert_eq!(Rig::new().tier.evict_disk(), 0);
+}
+
+#[test]
+fn answers_speak_for_both_tiers() {
+    let folder = Folder::new();
+    let (rig, disk) = over(&disk_config(&folder));
+    let mut follower = Follower::default();
+    offer(&rig, &disk, 1..4);
+    follower.follow(rig.tier.drain_changes());
+    offer(&rig, &disk, 4..6);
+    assert_eq!(rig.tier.evict_all(), 4);
+    drop(rig.locate(&keys(2..4)));
+    let told = rig.tier.answer(&CacheQuestion::Digests);
+    let last = told.iter().position(|change| matches!(change, CacheChange::Digests(_)));
+    assert_eq!(last, Some(told.len() - 1), "once, and after what it is of");
+    follower.follow(told);
+    let [host, below] = [2..4, 1..6].map(|numbers| numbers.map(name).collect::<Vec<_>>());
+    let held = |follower: &Follower| [Tier::Host, Tier::Disk].map(|tier| follower.names_in(tier));
+    assert_eq!(held(&follower), [host.clone(), below.clone()]);
+    assert_eq!(rig.tier.told_again(), 0);
+    for (ranges, count) in [([0_u8; 2], 2 + 5), ([1; 2], 0)] {
+        let ranges = ranges.into_iter().collect();
+        let told = rig.tier.answer(&CacheQuestion::Ranges(ranges));
+        assert_eq!(told[0], CacheChange::RangesCleared(ranges));
+        assert_eq!(told.len(), if count == 0 { 1 } else { 3 });
+        follower.follow(told);
+        assert_eq!(held(&follower), [host.clone(), below.clone()]);
+        assert_eq!(rig.tier.told_again(), 7, "all names lie in range 0");
+    }
+    rig.assert_at_rest();
 }
 
 #[test]

@@ -18,6 +18,7 @@ use crate::mailbox::{Mailbox, NoteSink, OperationId, PrefillSink};
 use crate::scheduler::SequenceKey;
 use crate::stats::DecodeStats;
 use crate::worker::DecodeParts;
+use crate::worker::rates::{Origin, Rates};
 
 /// Weight of the newest sample in a running mean: about the last eight count.
 const NEWEST_WEIGHT: f64 = 0.125;
@@ -60,8 +61,10 @@ pub(super) struct Core {
     /// Batches of reads per sequence that the transport has not given up yet.
     reads_open: BTreeMap<SequenceKey, usize>,
     offers_open: usize,
-    rows_per_second: f64,
+    /// Rows of recent steps and their seconds, both fading: a step of few rows weighs as little as it took.
+    recent: (f64, f64),
     read_bytes_per_second: f64,
+    pub(super) rates: Rates,
 }
 
 /// Where the worker's own events go.
@@ -70,7 +73,8 @@ struct Events {
     flow: Flow,
     incarnation: u64,
     sequence: u64,
-    reported: Option<(Timestamp, u32, u32)>,
+    /// When, requests running and waiting, and whether draining, as last reported.
+    reported: Option<(Timestamp, (u32, u32, bool))>,
 }
 
 impl Core {
@@ -100,8 +104,9 @@ impl Core {
             next_operation: 0,
             reads_open: BTreeMap::new(),
             offers_open: 0,
-            rows_per_second: 0.0,
+            recent: (0.0, 0.0),
             read_bytes_per_second: 0.0,
+            rates: Rates::new(),
         }
     }
 
@@ -275,14 +280,25 @@ impl Core {
         self.stats.steps += 1;
         self.stats.step_time += took;
         self.stats.step_time_max = self.stats.step_time_max.max(took);
-        if !took.is_zero() && (MEASURED_ROWS_MIN <= rows || self.rows_per_second == 0.0) {
-            let speed = to_float(rows) / took.as_secs_f64();
-            self.rows_per_second = running_mean(self.rows_per_second, speed);
+        let (recent_rows, recent_seconds) = &mut self.recent;
+        if !took.is_zero() && (MEASURED_ROWS_MIN <= rows || *recent_seconds == 0.0) {
+            *recent_rows = *recent_rows * (1.0 - NEWEST_WEIGHT) + to_float(rows);
+            *recent_seconds = *recent_seconds * (1.0 - NEWEST_WEIGHT) + took.as_secs_f64();
         }
     }
 
-    /// Takes the time of a batch of reads into account.
-    pub(super) fn reads_took(&mut self, took: Duration, bytes: u64) {
+    /// Rows per second of recent steps, 0 while unknown.
+    fn rows_per_second(&self) -> f64 {
+        let (rows, seconds) = self.recent;
+        if seconds == 0.0 { 0.0 } else { rows / seconds }
+    }
+
+    /// Takes the time of a batch of reads into account; its origin when all of it has the same.
+    pub(super) fn reads_took(&mut self, took: Duration, bytes: u64, origin: Option<Origin>) {
+        if let Some(origin) = origin {
+            let block = widen(self.engine.layout().block_bytes());
+            self.rates.reads(origin, took, bytes / block);
+        }
         if !took.is_zero() && bytes != 0 {
             let speed = to_float(bytes) / took.as_secs_f64();
             self.read_bytes_per_second = running_mean(self.read_bytes_per_second, speed);
@@ -293,7 +309,7 @@ impl Core {
     pub(super) fn costs(&self) -> StartCosts {
         let or = |measured: f64, assumed| if 0.0 < measured { measured } else { assumed };
         let bytes = or(self.read_bytes_per_second, self.config.read_bytes_per_second_initial);
-        let rows = or(self.rows_per_second, self.config.rows_per_second_initial);
+        let rows = or(self.rows_per_second(), self.config.rows_per_second_initial);
         let layout = self.engine.layout();
         let fetch_ms = |object: usize| to_float(widen(object)) / bytes * 1_000.0;
         StartCosts {
@@ -321,26 +337,32 @@ impl Core {
     }
 
     /// Reports the load when it changed or the last report is old.
-    pub(super) fn publish_load(&mut self, now: Timestamp, pending_rows: u64) {
+    pub(super) fn publish_load(&mut self, now: Timestamp, pending_rows: u64, draining: bool) {
         self.stats.slots = widen(self.pool.total());
         self.stats.slots_available = widen(self.pool.available());
-        self.stats.rows_per_second = self.rows_per_second;
+        self.stats.rows_per_second = self.rows_per_second();
         let running = narrow(self.stats.running);
         let waiting = narrow(self.stats.waiting);
-        if let Some((at, ran, waited)) = self.events.reported
-            && (ran, waited) == (running, waiting)
+        let state = (running, waiting, draining);
+        if let Some((at, reported)) = self.events.reported
+            && reported == state
             && now.since(at) < self.config.report_interval()
         {
             return;
         }
-        self.events.reported = Some((now, running, waiting));
+        self.events.reported = Some((now, state));
+        let stats = &self.stats;
+        let progress = stats.decode_rows + stats.tail_rows + stats.tokens + self.rates.waits();
         let report = LoadReport {
             running,
             waiting,
             pending_rows,
             slots_available: narrow(self.stats.slots_available),
             slots: narrow(self.stats.slots),
-            rows_per_second: self.rows_per_second,
+            rows_per_second: self.rows_per_second(),
+            progress,
+            draining,
+            rates: self.rates.told(),
         };
         self.events.emit(WorkerEvent::Load { worker: self.rank, report });
     }

@@ -8,6 +8,7 @@ use shared::{Descriptor, RequestContext, Ticket, Timestamp};
 use crate::mailbox::OperationId;
 use crate::scheduler::SequenceKey;
 use crate::worker::core::Core;
+use crate::worker::rates::Origin;
 
 /// What a read is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,6 +26,8 @@ pub(super) struct Wanted {
     pub(super) source: Descriptor,
     /// Whether it existed before this request.
     pub(super) cached: bool,
+    /// Who has it.
+    pub(super) origin: Origin,
 }
 
 /// See the module's documentation.
@@ -50,6 +53,8 @@ struct Batch {
     wanted: VecDeque<Wanted>,
     since: Timestamp,
     bytes: u64,
+    /// Where all of it comes from; none when from both.
+    origin: Option<Origin>,
 }
 
 impl Reads {
@@ -111,8 +116,10 @@ impl Reads {
             self.heard = now;
         }
         self.open += reads.len();
+        let origin = batch.front().map(|wanted| wanted.origin);
+        let origin = origin.filter(|origin| batch.iter().all(|wanted| wanted.origin == *origin));
         let (operation, ticket) = core.read(self.key, self.context, reads);
-        let batch = Batch { ticket: Some(ticket), wanted: batch, since: now, bytes: 0 };
+        let batch = Batch { ticket: Some(ticket), wanted: batch, since: now, bytes: 0, origin };
         self.batches.insert(operation, batch);
     }
 
@@ -173,7 +180,7 @@ impl Reads {
     /// No further answer of a batch comes.
     pub(super) fn over(&mut self, core: &mut Core, operation: OperationId, now: Timestamp) {
         let Some(batch) = self.batches.remove(&operation) else { return };
-        core.reads_took(now.since(batch.since), batch.bytes);
+        core.reads_took(now.since(batch.since), batch.bytes, batch.origin);
         self.open -= batch.wanted.len();
         for wanted in batch.wanted {
             core.stats.reads_failed += 1;

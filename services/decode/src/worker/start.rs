@@ -27,6 +27,7 @@ use crate::scheduler::SequenceKey;
 use crate::worker::basis::Basis;
 use crate::worker::core::{Core, Run, count, index};
 use crate::worker::gather::{Reads, Target, Wanted};
+use crate::worker::rates::Origin;
 use crate::worker::visit::Visit;
 
 /// What a start needs to know about its request.
@@ -233,6 +234,9 @@ impl Start {
             }
             let plan = self.plan.take().expect("decided above");
             if self.is_complete(&plan) {
+                if let Some(finished_at) = self.visit.finished_at() {
+                    core.rates.handoff(now.since(finished_at));
+                }
                 return Some(self.finish(&plan));
             }
             if self.visit.is_asked() {
@@ -254,7 +258,8 @@ impl Start {
                 if self.held.0[block].is_none()
                     && let Some(source) = self.stored[block]
                 {
-                    self.reads.want(Wanted { target: Target::Block(block), source, cached: true });
+                    let (target, origin) = (Target::Block(block), Origin::Store);
+                    self.reads.want(Wanted { target, source, cached: true, origin });
                 }
             }
             if let WindowPlan::Object { at, .. } | WindowPlan::Recompute { from: at, .. } =
@@ -262,7 +267,8 @@ impl Start {
                 && let Some(WindowCopy::Stored(source)) = self.windows.get(&at)
             {
                 let source = *source;
-                self.reads.want(Wanted { target: Target::Window(at), source, cached: true });
+                let (target, origin) = (Target::Window(at), Origin::Store);
+                self.reads.want(Wanted { target, source, cached: true, origin });
             }
             tracing::debug!(id = %self.asked.context.id, ?plan, "planned a start");
             self.plan = Some(plan);
@@ -307,7 +313,8 @@ impl Start {
             return false;
         }
         if self.held.0[block].is_none() {
-            self.reads.want(Wanted { target: Target::Block(block), source, cached });
+            let (target, origin) = (Target::Block(block), Origin::Prefill);
+            self.reads.want(Wanted { target, source, cached, origin });
         }
         true
     }
@@ -324,7 +331,8 @@ impl Start {
             Some(WindowCopy::Stored(_)) | None => false,
         };
         if !known {
-            self.reads.want(Wanted { target: Target::Window(at), source, cached: false });
+            let (target, origin) = (Target::Window(at), Origin::Prefill);
+            self.reads.want(Wanted { target, source, cached: false, origin });
         }
         true
     }

@@ -56,6 +56,9 @@ impl Loop {
         drop(segments);
         let took = self.core.clock.now().since(began);
         self.core.step_took(took, widen(buffers.rows.len()));
+        if buffers.parts.iter().all(|part| part.piece.is_none()) {
+            self.core.rates.step(took);
+        }
         let mut drawn = 0;
         for part in buffers.parts.drain(..) {
             let draws = buffers.rows[part.rows.clone()].last().is_some_and(|row| row.logits);

@@ -44,6 +44,7 @@ pub(super) struct Loop {
     expired: Vec<(SequenceKey, Stage)>,
     buffers: StepBuffers,
     wait: Duration,
+    draining: bool,
 }
 
 impl Loop {
@@ -71,6 +72,7 @@ impl Loop {
             expired: Vec::new(),
             buffers: StepBuffers::default(),
             wait: Duration::ZERO,
+            draining: false,
         }
     }
 
@@ -86,6 +88,7 @@ impl Loop {
             self.commands = commands;
             return Flow::Closed;
         }
+        self.draining = life == Life::Draining;
         let now = self.core.clock.now();
         for command in commands.drain(..) {
             self.take(command, now);
@@ -97,7 +100,11 @@ impl Loop {
             self.begin_start(key, now);
         }
         self.advance_starts(now);
-        self.wait = match (self.compute(), self.jobs.is_empty()) {
+        let computed = self.compute();
+        if computed.is_none() {
+            self.core.rates.waited();
+        }
+        self.wait = match (computed, self.jobs.is_empty()) {
             (Some(true), _) => Duration::ZERO,
             (Some(false), _) => STALL_INTERVAL,
             (None, false) => WATCH_INTERVAL,
@@ -338,7 +345,7 @@ impl Loop {
         stats.commands_promised = widen(self.shared.mailbox.promised());
         self.core.publish_changes();
         let now = self.core.clock.now();
-        self.core.publish_load(now, self.scheduler.pending_rows());
+        self.core.publish_load(now, self.scheduler.pending_rows(), self.draining);
         *self.shared.stats.lock() = self.core.stats;
         let open = self.jobs.len() + self.core.operations.len() + self.scheduler.live();
         self.shared.mailbox.rest(open);

@@ -26,6 +26,8 @@ pub(super) struct Visit {
     exhausted: bool,
     attempt: Option<Attempt>,
     outcome: Option<(u32, WindowSource)>,
+    /// When prefill said that it announced everything.
+    finished_at: Option<Timestamp>,
     took_part: Option<WorkerRank>,
 }
 
@@ -58,6 +60,7 @@ impl Visit {
             exhausted: false,
             attempt: None,
             outcome: None,
+            finished_at: None,
             took_part: None,
         }
     }
@@ -158,6 +161,11 @@ impl Visit {
         self.outcome.map_or((0, None), |(rows, source)| (rows, Some(source)))
     }
 
+    /// When prefill ended its work, if it did.
+    pub(super) fn finished_at(&self) -> Option<Timestamp> {
+        self.finished_at
+    }
+
     /// The worker whose announcements were taken last.
     pub(super) fn took_part(&self) -> Option<WorkerRank> {
         self.took_part
@@ -194,6 +202,7 @@ impl Start {
             PrefillEvent::Finished { replayed_tokens, window_source } => {
                 attempt.ended = Some(Ending::Answered);
                 self.visit.outcome = Some((replayed_tokens, window_source));
+                self.visit.finished_at = Some(now);
                 return;
             }
             PrefillEvent::Failed(error) => {

@@ -196,6 +196,7 @@ fn the_router_hears_of_every_block_without_gaps() {
                 CacheChange::Removed { names, .. } => {
                     assert!(names.iter().all(|name| index.remove(name)));
                 }
+                other => panic!("nobody asked for {other:?}"),
             }
         }
         index

@@ -1,14 +1,18 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use shared::{Lineage, Numerics, RequestId, TenantId, TokenId, TraceContext, block_names};
+use shared::{
+    Lineage, Numerics, Priority, RequestId, TenantId, TokenId, TraceContext, block_names,
+};
 use tokenizers::Tokenizer;
 
-use super::{Prepared, Prompter};
+use super::{Asked, Prepared, Prompter};
 use crate::config::{GatewayConfig, ServedModel};
 use crate::error::ApiError;
 use crate::output::OutputStart;
 use crate::vocabulary::tests::{seedling, seedling_path};
+
+const PLAIN: Asked = Asked { trace: TraceContext::NONE, priority: Priority::Normal, session: None };
 
 fn prompter(token_cache_bytes_max: usize) -> Prompter {
     let config = GatewayConfig { token_cache_bytes_max, ..GatewayConfig::default() };
@@ -35,7 +39,7 @@ fn body(change: &Value) -> Vec<u8> {
 }
 
 fn prepare(prompter: &Prompter, change: &Value) -> Result<Prepared, ApiError> {
-    prompter.prepare(RequestId(5), TraceContext::NONE, &body(change))
+    prompter.prepare(RequestId(5), PLAIN, &body(change))
 }
 
 fn text(tokenizer: &Tokenizer, prepared: &Prepared) -> String {
@@ -279,8 +283,7 @@ fn sampling_follows_the_rules_of_each_mode() {
 fn a_missing_seed_is_the_requests_own() {
     let prompter = prompter(1 << 20);
     let seed = |id: u128, change: &Value| {
-        let prepared =
-            prompter.prepare(RequestId(id), TraceContext::NONE, &body(change)).ok().unwrap();
+        let prepared = prompter.prepare(RequestId(id), PLAIN, &body(change)).ok().unwrap();
         prepared.sampling.seed
     };
     let without = json!({"messages": [{"role": "user", "content": "hi"}]});

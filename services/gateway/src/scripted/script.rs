@@ -110,6 +110,8 @@ pub enum Failure {
     WorkerLost,
     /// The worker's queue is full; the client should wait 2 s.
     Overloaded,
+    /// The tenant is over its share.
+    OverShare,
     /// The worker is shutting down.
     Draining,
     /// Prompt and answer do not fit.
@@ -199,6 +201,9 @@ impl Failure {
         match self {
             Self::Internal => ServeError::Internal { message: "the script says so".into() },
             Self::WorkerLost => ServeError::WorkerLost { worker },
+            Self::OverShare => {
+                ServeError::OverShare { waiting: 1, waiting_max: 2, retry_after_ms: 2_000 }
+            }
             Self::Overloaded => {
                 ServeError::Overloaded { waiting: 1, waiting_max: 1, retry_after_ms: 2_000 }
             }

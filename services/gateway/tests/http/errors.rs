@@ -116,7 +116,8 @@ async fn wrong_paths_and_methods_have_the_same_shape() {
 #[tokio::test]
 async fn refusals_of_the_worker_carry_a_status_streamed_or_not() {
     let cases = [
-        ("overloaded", 429, "overloaded", Some("2")),
+        ("overloaded", 503, "overloaded", Some("2")),
+        ("over_share", 429, "over_share", Some("2")),
         ("draining", 503, "draining", Some("1")),
         ("no_worker", 503, "no_worker", Some("1")),
         ("too_long", 400, "context_length_exceeded", None),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use gateway::scripted::{Script, ScriptedCluster, ScriptedEngine};
-use gateway::{Gateway, GatewayConfig, GatewayParts, MetricsProvider, ServedModel};
+use gateway::{EvidencePolicy, Gateway, GatewayConfig, GatewayParts, MetricsProvider, ServedModel};
 use serde_json::{Value, json};
 use shared::{
     Decode, DecodeDirectory, DecodeEvent, DecodeRequest, ManualClock, Numerics, PlaceEvent,
@@ -85,6 +85,7 @@ impl House {
             health: Arc::new(|| Ok(())),
             clock,
             request_id_seed: [9; 32],
+            evidence: EvidencePolicy::NOBODY,
         };
         let mut config = GatewayConfig::default();
         change(&mut config, &mut parts);

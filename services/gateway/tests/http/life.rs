@@ -65,7 +65,7 @@ async fn a_full_gateway_refuses_and_recovers() {
     let first = open_chat(house.public, &ask(&json!({"stream": true}))).await;
     house.submitted().await;
     let refused = chat(house.public, &ask(&json!({"stream": true}))).await;
-    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
     assert_eq!(refused.json()["error"]["code"], "overloaded");
     drop(first);
     house.released().await;

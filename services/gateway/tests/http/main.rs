@@ -3,6 +3,8 @@
 
 mod client;
 mod errors;
+mod evidence;
 mod house;
 mod life;
+mod placing;
 mod replies;

@@ -2,6 +2,8 @@
 
 mod disk;
 mod objects;
+mod repairs;
+mod routing;
 
 use std::fmt::{Display, Write};
 
@@ -11,6 +13,7 @@ use prefill::PrefillStats;
 use router::RouterSnapshot;
 use shared::Tier;
 
+use crate::explain::AccuracyFigures;
 use crate::roles::stores::StoresStats;
 use crate::wiring::{Cluster, NamedPool};
 
@@ -18,6 +21,7 @@ use crate::wiring::{Cluster, NamedPool};
 pub(super) fn write(cluster: &Cluster, text: &mut String) {
     let placement = cluster.placement();
     router(&placement.snapshot(), placement.events_lost(), text);
+    prediction(&cluster.routing().outcomes.figures(), text);
     decode(&cluster.decode().stats(), text);
     prefill(&cluster.prefill().stats(), text);
     store(&cluster.store().stats(), text);
@@ -48,6 +52,7 @@ pub(super) fn pools(pools: &[NamedPool], text: &mut String) {
         let blocks: usize = held.map(|(named, _)| named.pool.held()).sum();
         sample(text, "kvasir_kvstore_blocks", &[("tier", tier.as_str())], blocks);
     }
+    repairs::pools(pools, text);
     head(text, "kvasir_kvstore_leaked_slots", "gauge", "Slots that nothing explains; must be 0");
     let leaked: usize = audits.iter().map(|(_, audit)| audit.leaked).sum();
     sample(text, "kvasir_kvstore_leaked_slots", &[], leaked);
@@ -59,6 +64,22 @@ pub(crate) fn router(snapshot: &RouterSnapshot, events_lost: u64, text: &mut Str
         ("kvasir_router_waiting_requests", "Requests waiting for a place", snapshot.waiting),
         ("kvasir_router_running_requests", "Requests placed and not ended", snapshot.running),
         ("kvasir_router_index_entries", "Block and holder pairs known", snapshot.index_entries),
+        (
+            "kvasir_router_index_drive_blocks",
+            "Blocks known to be on drives of stores",
+            snapshot.index_drive_blocks,
+        ),
+        (
+            "kvasir_router_expected_blocks",
+            "Blocks of placed requests expected of their workers",
+            snapshot.expected_blocks,
+        ),
+        ("kvasir_router_peers", "Other routers that are heard", snapshot.peers.routers),
+        (
+            "kvasir_router_peers_reservations",
+            "Requests of other routers that count here",
+            snapshot.peers.reservations,
+        ),
     ];
     for (name, help, value) in gauges {
         head(text, name, "gauge", help);
@@ -72,6 +93,7 @@ pub(crate) fn router(snapshot: &RouterSnapshot, events_lost: u64, text: &mut Str
     let refused = &snapshot.refused;
     let reasons = [
         ("overloaded", refused.overloaded),
+        ("over_share", refused.over_share),
         ("deadline", refused.deadline),
         ("no_worker", refused.no_worker),
         ("duplicate", refused.duplicate),
@@ -79,18 +101,70 @@ pub(crate) fn router(snapshot: &RouterSnapshot, events_lost: u64, text: &mut Str
     for (reason, count) in reasons {
         sample(text, "kvasir_router_refused_total", &[("reason", reason)], count);
     }
+    dropped(snapshot, events_lost, text);
+    repairs::router(snapshot, text);
+    routing::write(snapshot, text);
+}
+
+/// Appends what found a bound reached.
+fn dropped(snapshot: &RouterSnapshot, events_lost: u64, text: &mut String) {
     counters(
         text,
         &[
             (
-                "kvasir_router_resyncs_total",
-                "Requests for a member's whole state",
-                snapshot.resyncs,
+                "kvasir_router_index_dropped_total",
+                "Blocks not indexed for want of room",
+                snapshot.index.blocks_dropped_full,
+            ),
+            (
+                "kvasir_router_index_drive_dropped_total",
+                "Blocks on drives of stores not indexed for want of room",
+                snapshot.index.drive_blocks_dropped_full,
+            ),
+            (
+                "kvasir_router_expected_dropped_total",
+                "Blocks of placed requests not expected for want of room",
+                snapshot.index.expected_dropped_full,
             ),
             (
                 "kvasir_router_events_lost_total",
                 "Worker events that found their queue full",
                 events_lost,
+            ),
+            (
+                "kvasir_router_peers_refused_total",
+                "Reservations of other routers that found a bound reached",
+                snapshot.peers.refused,
+            ),
+            (
+                "kvasir_router_peers_silent_total",
+                "Other routers that fell silent and were forgotten",
+                snapshot.peers.silent,
+            ),
+        ],
+    );
+}
+
+/// Appends how other routers keep up.
+pub(crate) fn other_routers(cut_off: u64, text: &mut String) {
+    let help = "Other routers that took news too slowly and had to begin anew";
+    counters(text, &[("kvasir_router_peers_cut_off_total", help, cut_off)]);
+}
+
+/// Appends how well the router predicts what is cached.
+pub(crate) fn prediction(figures: &AccuracyFigures, text: &mut String) {
+    gauges(
+        text,
+        &[
+            (
+                "kvasir_router_prediction_alarm",
+                "1 while the prediction is off by more than its bound; the log names the worst worker",
+                u64::from(figures.alarm),
+            ),
+            (
+                "kvasir_router_prediction_error_percent",
+                "Error over the last starts, in percent of what was predicted or had",
+                figures.window.error_percent(),
             ),
         ],
     );
@@ -411,7 +485,7 @@ pub(crate) fn reads(stats: &PeerStats, text: &mut String) {
 
 type Figure = (&'static str, &'static str, u64);
 
-fn counters(text: &mut String, figures: &[Figure]) {
+pub(super) fn counters(text: &mut String, figures: &[Figure]) {
     for (name, help, value) in figures {
         head(text, name, "counter", help);
         sample(text, name, &[], value);
@@ -425,12 +499,12 @@ fn gauges(text: &mut String, figures: &[Figure]) {
     }
 }
 
-fn head(text: &mut String, name: &str, kind: &str, help: &str) {
+pub(super) fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     writeln!(text, "# HELP {name} {help}.\n# TYPE {name} {kind}").expect(WRITES);
 }
 
 /// Label values are fixed words of ours, so nothing needs escaping.
-fn sample(text: &mut String, name: &str, labels: &[(&str, &str)], value: impl Display) {
+pub(super) fn sample(text: &mut String, name: &str, labels: &[(&str, &str)], value: impl Display) {
     text.push_str(name);
     for (index, (label, word)) in labels.iter().enumerate() {
         let open = if index == 0 { '{' } else { ',' };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use shared::{DpRank, WorkerId, WorkerRank};
 
 use crate::identity::{MemberIdentity, MemberRole};
@@ -26,7 +26,7 @@ pub struct ClusterConfig {
 }
 
 /// One member.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberConfig {
     /// Its name, one label of a domain name, as in its certificate.
@@ -38,14 +38,18 @@ pub struct MemberConfig {
     /// Where it listens for gRPC (TCP), and where others reach it.
     pub control: SocketAddr,
     /// Where it listens for reads (UDP, QUIC). Needed by all roles but `router`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<SocketAddr>,
     /// Where it listens for operators: /metrics and /debug. Loopback only.
     pub admin: SocketAddr,
     /// Where clients connect; `router` only. Loopback only while there are no API keys and no TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
     /// Unix socket by which members of the same host read its memory. Default: none, reads go by QUIC.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub shm: Option<PathBuf>,
     /// Folder of its SSD tier; `kvstore` only. Default: none, blocks are kept in memory alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<PathBuf>,
 }
 
@@ -135,7 +139,7 @@ impl ClusterConfig {
             if let Some(data) = member.data {
                 ensure!(data_addresses.insert(data), "{name} listens on {data} of another member");
             }
-            // Paths of other hosts may be the same.
+            // Paths and loopback addresses of other hosts may be the same.
             let host = member.control.ip();
             for path in [&member.shm, &member.disk].into_iter().flatten() {
                 ensure!(
@@ -146,7 +150,11 @@ impl ClusterConfig {
             }
             let tcp = [Some(member.control), Some(member.admin), member.listen];
             for address in tcp.into_iter().flatten().filter(|address| address.port() != 0) {
-                ensure!(addresses.insert(address), "{name} listens on {address} of another member");
+                let on = address.ip().is_loopback().then_some(host);
+                ensure!(
+                    addresses.insert((on, address)),
+                    "{name} listens on {address} of another member"
+                );
             }
         }
         Ok(())
@@ -259,6 +267,20 @@ mod tests {
             let error = format!("{:#}", parse(&text).unwrap_err());
             assert!(error.contains(word), "{word}: {error}");
         }
+    }
+
+    #[test]
+    fn members_of_two_hosts_may_have_the_same_loopback_addresses() {
+        let on = |host: &str, name: &str, id: u32| {
+            format!(
+                "[[member]]\nname = \"{name}\"\nrole = \"decode\"\nid = {id}\n\
+                 control = \"{host}:7001\"\ndata = \"{host}:7002\"\nadmin = \"127.0.0.1:9001\"\n"
+            )
+        };
+        parse(&[on("10.0.0.1", "a", 1), on("10.0.0.2", "b", 2)].concat()).unwrap();
+        let same = on("10.0.0.1", "b", 2).replace(":7001", ":7003").replace(":7002", ":7004");
+        let error = parse(&[on("10.0.0.1", "a", 1), same].concat()).unwrap_err().to_string();
+        assert!(error.contains("127.0.0.1:9001"), "{error}");
     }
 
     #[test]

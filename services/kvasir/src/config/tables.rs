@@ -8,6 +8,7 @@ use prefill::PrefillConfig;
 use router::{AdmissionConfig, CostConfig, LoadConfig, RecordConfig, ResyncConfig, RouterConfig};
 
 use super::reader::{Reader, Unit};
+use super::routing;
 
 pub(super) fn prefill(table: toml::Table, config: &mut PrefillConfig) -> anyhow::Result<()> {
     let PrefillConfig {
@@ -219,8 +220,15 @@ pub(super) fn router(table: toml::Table, config: &mut RouterConfig) -> anyhow::R
         seed,
         workers_max,
         index_entries_max,
+        policy,
+        load_bound_percent,
+        index_drive_blocks_max,
+        expected_blocks,
+        expected_blocks_max,
         admission: admission_config,
+        tenant_weights,
         cost: cost_config,
+        life,
         loads: LoadConfig { report_lag, report_stale },
         resync: ResyncConfig { retry, attempts_max },
         records: RecordConfig { decisions_max, candidates_max },
@@ -229,6 +237,13 @@ pub(super) fn router(table: toml::Table, config: &mut RouterConfig) -> anyhow::R
     reader.set("seed", seed)?;
     reader.set("workers_max", workers_max)?;
     reader.set("index_entries_max", index_entries_max)?;
+    routing::policy(&mut reader, policy)?;
+    reader.set("load_bound_percent", load_bound_percent)?;
+    routing::tenant_weights(&mut reader, tenant_weights)?;
+    routing::life(reader.inner("life")?, life)?;
+    reader.set("index_drive_blocks_max", index_drive_blocks_max)?;
+    reader.set_time("expected_blocks_ms", Unit::Milliseconds, expected_blocks)?;
+    reader.set("expected_blocks_max", expected_blocks_max)?;
     admission(reader.inner("admission")?, admission_config)?;
     cost(reader.inner("cost")?, cost_config)?;
     let mut loads = reader.inner("loads")?;
@@ -249,6 +264,9 @@ pub(super) fn router(table: toml::Table, config: &mut RouterConfig) -> anyhow::R
 fn admission(mut reader: Reader, config: &mut AdmissionConfig) -> anyhow::Result<()> {
     let AdmissionConfig {
         waiting_max,
+        look_ahead_max,
+        priority_passes_max,
+        tenants_max,
         decode_running_max,
         prefill_running_max,
         retry_after_unmeasured,
@@ -256,6 +274,9 @@ fn admission(mut reader: Reader, config: &mut AdmissionConfig) -> anyhow::Result
         retry_after_max,
     } = config;
     reader.set("waiting_max", waiting_max)?;
+    reader.set("look_ahead_max", look_ahead_max)?;
+    reader.set("priority_passes_max", priority_passes_max)?;
+    reader.set("tenants_max", tenants_max)?;
     reader.set("decode_running_max", decode_running_max)?;
     reader.set("prefill_running_max", prefill_running_max)?;
     reader.set_time("retry_after_unmeasured_ms", Unit::Milliseconds, retry_after_unmeasured)?;
@@ -273,7 +294,7 @@ fn cost(mut reader: Reader, config: &mut CostConfig) -> anyhow::Result<()> {
         restore_remote,
         restore_peer,
         handoff,
-        direct_percent,
+        answer_tokens,
         direct_rows_max,
         replay_rows,
         tie_margin,
@@ -285,7 +306,7 @@ fn cost(mut reader: Reader, config: &mut CostConfig) -> anyhow::Result<()> {
     reader.set_time("restore_remote_us", Unit::Microseconds, restore_remote)?;
     reader.set_time("restore_peer_us", Unit::Microseconds, restore_peer)?;
     reader.set_time("handoff_us", Unit::Microseconds, handoff)?;
-    reader.set("direct_percent", direct_percent)?;
+    reader.set("answer_tokens", answer_tokens)?;
     reader.set("direct_rows_max", direct_rows_max)?;
     reader.set("replay_rows", replay_rows)?;
     reader.set_time("tie_margin_us", Unit::Microseconds, tie_margin)?;

@@ -19,12 +19,14 @@ pub enum Service {
     Store,
     /// What a worker or store node tells about itself.
     Events,
+    /// What a router has placed.
+    Routers,
 }
 
 impl Service {
     /// All services.
-    pub const ALL: [Self; 5] =
-        [Self::Member, Self::Decode, Self::Prefill, Self::Store, Self::Events];
+    pub const ALL: [Self; 6] =
+        [Self::Member, Self::Decode, Self::Prefill, Self::Store, Self::Events, Self::Routers];
 
     /// The word used in messages.
     #[must_use]
@@ -35,6 +37,7 @@ impl Service {
             Self::Prefill => "Prefill",
             Self::Store => "Store",
             Self::Events => "Events",
+            Self::Routers => "Routers",
         }
     }
 }
@@ -50,7 +53,7 @@ impl fmt::Display for Service {
 pub fn may_call(caller: MemberRole, service: Service) -> bool {
     match service {
         Service::Member => true,
-        Service::Decode | Service::Events => caller == MemberRole::Router,
+        Service::Decode | Service::Events | Service::Routers => caller == MemberRole::Router,
         Service::Prefill => caller == MemberRole::Decode,
         Service::Store => matches!(caller, MemberRole::Decode | MemberRole::Prefill),
     }
@@ -79,6 +82,7 @@ mod tests {
         let mut allowed = vec![
             (Router, Service::Decode),
             (Router, Service::Events),
+            (Router, Service::Routers),
             (Decode, Service::Prefill),
             (Decode, Service::Store),
             (Prefill, Service::Store),

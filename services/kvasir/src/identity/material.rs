@@ -19,7 +19,7 @@ use rustls::{RootCertStore, SupportedProtocolVersion};
 
 use super::{IdentityError, MemberIdentity, may_read, member_of};
 
-const VERSIONS: [&SupportedProtocolVersion; 1] = [&TLS13];
+pub(super) const VERSIONS: [&SupportedProtocolVersion; 1] = [&TLS13];
 
 /// Where a member's identity lies. All PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,7 +169,7 @@ impl Source {
 }
 
 /// A private key that others can read is no secret any more.
-fn read_private(path: &Path) -> Result<Vec<u8>, IdentityError> {
+pub(super) fn read_private(path: &Path) -> Result<Vec<u8>, IdentityError> {
     let io = |source| IdentityError::Read { path: path.to_path_buf(), source };
     let metadata = fs::metadata(path).map_err(io)?;
     if metadata.permissions().mode() & 0o077 != 0 {
@@ -225,7 +225,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, IdentityError> {
     fs::read(path).map_err(|source| IdentityError::Read { path: path.to_path_buf(), source })
 }
 
-fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+pub(super) fn certificates(
+    path: &Path,
+    pem: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
     let fault = |reason| IdentityError::Material { path: path.to_path_buf(), reason };
     let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
@@ -236,7 +239,7 @@ fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     Ok(found)
 }
 
-fn roots(path: &Path, pem: &[u8]) -> Result<Arc<RootCertStore>, IdentityError> {
+pub(super) fn roots(path: &Path, pem: &[u8]) -> Result<Arc<RootCertStore>, IdentityError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path, pem)? {
         roots.add(certificate).map_err(|error| IdentityError::Material {
@@ -268,6 +271,6 @@ fn verify(
     })
 }
 
-fn provider() -> Arc<CryptoProvider> {
+pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }

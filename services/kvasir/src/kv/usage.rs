@@ -49,6 +49,7 @@ pub(super) fn du(args: &DuArgs, now: u64, console: &mut Console) -> anyhow::Resu
         line("record headers and padding", usage.padding_bytes, ""),
         line("segment headers and tables", usage.structure_bytes, ""),
         line("torn, damaged, unreadable", usage.lost_bytes, ""),
+        line("kept to be written again", usage.free_bytes, ""),
     ]);
     if 0 < objects {
         let more = format!("{objects} segments");
@@ -106,6 +107,7 @@ fn object(usage: &Usage) -> serde_json::Value {
         "padding_bytes": usage.padding_bytes,
         "structure_bytes": usage.structure_bytes,
         "lost_bytes": usage.lost_bytes,
+        "free_bytes": usage.free_bytes,
         "space_amplification": usage.amplification(),
     })
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use axum::Router;
 use engine::{Arithmetic, Checkpoint};
+use gateway::MetricsProvider;
 use kvstore::{PeerTransport, PeerWiring};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use shared::{BLOCK_TOKENS, Clock};
@@ -22,12 +23,13 @@ use tokio::time::{interval, timeout};
 use super::peers::Peers;
 use crate::admin::{self, Observed};
 use crate::cli::RoleArgs;
-use crate::config::{Config, MemberConfig};
+use crate::config::{ClusterConfig, Config, DiscoveryBackend, MemberConfig};
 use crate::console::Console;
+use crate::discovery::{self, Discovery, View};
 use crate::identity::{Identity, IdentityFiles, MemberRole, Reload};
 use crate::serve::{StopSignals, accept, bind};
 use crate::telemetry::{LogTap, Sender, Telemetry};
-use crate::wire::{Facts, PROTOCOL, ServerLimits, Services, serve};
+use crate::wire::{EventHub, Facts, PROTOCOL, RouterHub, ServerLimits, Services, serve};
 
 /// Pause between two looks at the configuration and the certificates.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
@@ -46,6 +48,7 @@ pub(super) struct Base {
     pub(super) checkpoint: Checkpoint,
     pub(super) stop: StopSignals,
     pub(super) telemetry: Arc<Telemetry>,
+    view: Arc<View>,
     file: PathBuf,
     /// When the file had been changed last, before it was read.
     changed_at: Option<(i64, i64)>,
@@ -59,13 +62,17 @@ pub(super) struct Offered {
     pub(super) decode: Option<Arc<dyn shared::Decode>>,
     pub(super) prefill: Option<Arc<dyn shared::Prefill>>,
     pub(super) store: Option<Arc<dyn shared::BlockStore>>,
-    pub(super) events: Option<Arc<crate::wire::EventHub>>,
+    pub(super) events: Option<Arc<EventHub>>,
+    pub(super) routers: Option<Arc<RouterHub>>,
 }
 
 /// The tasks of a role that answers, and the way to end them.
 pub(super) struct Running {
     stop: watch::Sender<bool>,
     tasks: JoinSet<anyhow::Result<()>>,
+    /// Ends last: a member that is not found any more has its calls cut off.
+    found: watch::Sender<bool>,
+    discovery: JoinSet<()>,
 }
 
 impl Base {
@@ -113,12 +120,13 @@ impl Base {
         Ok(Self {
             config,
             me,
-            clock,
             identity: Arc::new(identity),
             facts,
             checkpoint,
             stop,
             telemetry: Arc::new(telemetry),
+            view: View::new(Arc::clone(&clock)),
+            clock,
             file: args.config.clone(),
             changed_at,
             control: Some(control),
@@ -190,6 +198,7 @@ impl Base {
             prefill: offered.prefill,
             store: offered.store,
             events: offered.events,
+            routers: offered.routers,
         };
         let control = self.control.take().context("a role answers once")?;
         let operators = self.admin.take().context("a role answers once")?;
@@ -208,9 +217,38 @@ impl Base {
         let accepting = accept(operators, admin, stopped.clone());
         tasks.spawn(async move { Ok(accepting.await?) });
         let file = (self.file.clone(), self.changed_at);
-        let (identity, peers) = (Arc::clone(&self.identity), Arc::clone(peers));
-        tasks.spawn(look_after(file, identity, peers, stopped));
-        Ok(Running { stop, tasks })
+        let identity = Arc::clone(&self.identity);
+        let is_static = self.config.discovery.backend == DiscoveryBackend::Static;
+        let listed = is_static.then(|| Arc::clone(peers));
+        tasks.spawn(look_after(file, identity, listed, stopped));
+        let (found, until) = watch::channel(false);
+        let mut discovery = JoinSet::new();
+        discovery.spawn(discovery::run(self.discovery(peers), until));
+        Ok(Running { stop, tasks, found, discovery })
+    }
+
+    fn discovery(&self, peers: &Arc<Peers>) -> Discovery {
+        let peers = Arc::clone(peers);
+        Discovery {
+            config: self.config.discovery.clone(),
+            me: self.me.clone(),
+            identity: Arc::clone(&self.identity),
+            view: Arc::clone(&self.view),
+            apply: Box::new(move |member| {
+                peers.set(&ClusterConfig { member, ..ClusterConfig::default() });
+            }),
+        }
+    }
+
+    /// How discovery stands; nothing while the members are those of the file.
+    pub(super) fn discovery_figures(&self) -> MetricsProvider {
+        let is_static = self.config.discovery.backend == DiscoveryBackend::Static;
+        let view = Arc::clone(&self.view);
+        Arc::new(move |text| {
+            if !is_static {
+                view.write(text);
+            }
+        })
     }
 
     /// The admin routes of a process without a front door.
@@ -242,6 +280,11 @@ impl Running {
         if timeout(deadline + CLOSE_WAIT, all).await.is_err() {
             tracing::warn!("tasks were cut off at the end of the drain");
             self.tasks.shutdown().await;
+        }
+        self.found.send_replace(true);
+        let left = async { while self.discovery.join_next().await.is_some() {} };
+        if timeout(CLOSE_WAIT, left).await.is_err() {
+            self.discovery.shutdown().await;
         }
     }
 }
@@ -281,11 +324,11 @@ fn facts(
     })
 }
 
-/// Reads the configuration's members and the certificates again when their files change.
+/// Reads the certificates again when their files change, and the configuration's members, if these are what counts.
 async fn look_after(
     (file, mut seen): (PathBuf, Option<(i64, i64)>),
     identity: Arc<Identity>,
-    peers: Arc<Peers>,
+    listed: Option<Arc<Peers>>,
     mut stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let mut period = interval(LOOK_PERIOD);
@@ -296,7 +339,10 @@ async fn look_after(
             _ = period.tick() => {}
         }
         let now = changed_at(&file);
-        if now.is_some() && now != seen {
+        if let Some(peers) = &listed
+            && now.is_some()
+            && now != seen
+        {
             seen = now;
             match block_in_place(|| Config::read(&file)) {
                 Ok(config) => peers.set(&config.cluster),

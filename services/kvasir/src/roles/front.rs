@@ -14,25 +14,30 @@ use gateway::{Gateway, GatewayParts};
 use parking_lot::Mutex;
 use router::{Role, Router};
 use serde_json::{Value, json};
-use shared::{Clock, DecodeDirectory, Flow, Placer, Timestamp, WorkerEvent, WorkerRank};
+use shared::{
+    CacheQuestion, Clock, DecodeDirectory, Flow, Placer, Timestamp, WorkerEvent, WorkerRank,
+};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{interval, timeout};
 
 use super::base::{Base, Offered};
 use super::peers::Peers;
-use crate::admin::{self, Observed};
+use super::routers;
+use crate::admin::{self, Observed, Routing};
+use crate::capture::Recorder;
 use crate::clock::random_bytes;
 use crate::config::{MemberConfig, ROLLBACK};
 use crate::console::Console;
+use crate::explain::{Outcomes, evidence_policy};
 use crate::identity::MemberRole;
 use crate::model;
 use crate::serve::{accept, bind};
-use crate::wire::{Link, Watch, Watched, watch as watch_member};
+use crate::wire::{Link, RouterHub, Watch, Watched, watch as watch_member};
 use crate::wiring::parts::{Placement, PlacementParts, Teller, Told};
 
 /// The roles that a router listens to.
-const HEARD: &[MemberRole] = &[MemberRole::Decode, MemberRole::Prefill, MemberRole::Kvstore];
+const HEARD: &[MemberRole] = &MemberRole::ALL;
 /// The epoch of a member that nobody listens to.
 const NOBODY: u64 = u64::MAX;
 /// Pause between two looks at who is silent.
@@ -57,19 +62,20 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let clients = bind(listen, "listen of the member").await?;
     let peers = base.peers(HEARD);
     let heard = Arc::new(Heard::default());
-    let placement = Arc::new(place(&base, &heard)?);
-    let (teller, clock) = (placement.teller(), Arc::clone(&base.clock));
-    let listeners = Arc::clone(&heard);
-    peers.accompany(Box::new({
-        let teller = teller.clone();
-        move |link, member| {
-            Box::new(listeners.listen(link, member, teller.clone(), Arc::clone(&clock)))
-        }
-    }));
+    let hub = RouterHub::new();
+    let routing = place(&base, &heard, &hub)?;
+    let placement = Arc::clone(&routing.thread);
+    let teller = placement.teller();
+    listen_to(&peers, &heard, &teller, &base.clock);
 
-    let (gateway, name) = open_gateway(&base, &placement, &peers, &heard)?;
-    let admin = admin::router(observe(&base, &placement, &peers, &heard), Some(&gateway));
-    let running = base.answer(Offered::default(), admin, &peers)?;
+    let key = random_bytes().context("no random bytes for the capture")?;
+    let recorder = Recorder::new(base.config.capture, key, &base.clock);
+    let (gateway, name) = open_gateway(&base, &routing, &peers, &heard, recorder.as_ref())?;
+    let observed = Observed { capture: recorder, ..observe(&base, &routing, &peers, &heard) };
+    let admin = admin::router(observed, Some(&gateway));
+    drop(routing);
+    let offered = Offered { routers: Some(hub), ..Offered::default() };
+    let running = base.answer(offered, admin, &peers)?;
 
     let (stop, stopped) = watch::channel(false);
     let mut tasks = JoinSet::new();
@@ -117,21 +123,40 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     Ok(())
 }
 
+/// From now on every member is heard for as long as it is linked.
+fn listen_to(peers: &Peers, heard: &Arc<Heard>, teller: &Teller, clock: &Arc<dyn Clock>) {
+    let (heard, teller, clock) = (Arc::clone(heard), teller.clone(), Arc::clone(clock));
+    peers.accompany(Box::new(move |link, member| {
+        if member.role() == MemberRole::Router {
+            return Box::new(routers::listen(link, member.rank(), teller.clone()));
+        }
+        Box::new(heard.listen(link, member, teller.clone(), Arc::clone(&clock)))
+    }));
+}
+
 /// The front door before this router, and the model's name.
 fn open_gateway(
     base: &Base,
-    placement: &Arc<Placement>,
+    routing: &Routing,
     peers: &Arc<Peers>,
     heard: &Arc<Heard>,
+    recorder: Option<&Arc<Recorder>>,
 ) -> anyhow::Result<(Gateway, String)> {
     let served = block_in_place(|| {
         model::served(&base.config.server, &base.checkpoint, base.clock.as_ref())
     })?;
     let name = served.names.first().cloned().unwrap_or_default();
-    let (thread, members) = (Arc::clone(placement), Arc::clone(heard));
+    let (thread, members) = (Arc::clone(&routing.thread), Arc::clone(heard));
+    let placer = Arc::clone(&routing.thread) as Arc<dyn Placer>;
+    let workers = routing.outcomes.watch(Arc::clone(peers) as Arc<dyn DecodeDirectory>);
+    let directory = base.telemetry.directory(workers);
+    let (placer, directory) = match recorder {
+        None => (placer, directory),
+        Some(recorder) => (recorder.placer(placer), recorder.directory(directory)),
+    };
     let parts = GatewayParts {
-        placer: Arc::clone(placement) as Arc<dyn Placer>,
-        directory: base.telemetry.directory(Arc::clone(peers) as Arc<dyn DecodeDirectory>),
+        placer,
+        directory,
         health: Arc::new(move || match (thread.is_running(), members.joined(MemberRole::Decode)) {
             (false, _) => Err(NO_THREAD.to_owned()),
             (true, 0) => Err(NO_DECODE.to_owned()),
@@ -139,41 +164,48 @@ fn open_gateway(
         }),
         clock: Arc::clone(&base.clock),
         request_id_seed: random_bytes().context("no random bytes for request ids")?,
+        evidence: evidence_policy(&base.config.explain)?,
     };
     let config = base.config.gateway.clone();
     Ok((block_in_place(|| Gateway::new(config, served, parts))?, name))
 }
 
-fn place(base: &Base, heard: &Arc<Heard>) -> anyhow::Result<Placement> {
-    let geometry = base.checkpoint.config().geometry(ROLLBACK);
+fn place(base: &Base, heard: &Arc<Heard>, hub: &Arc<RouterHub>) -> anyhow::Result<Routing> {
+    let settings = base.config.router(base.checkpoint.config().geometry(ROLLBACK))?;
+    let (clock, kept) = (Arc::clone(&base.clock), settings.records.decisions_max);
+    let outcomes = Outcomes::new(&base.config.explain, kept, clock);
+    let noted = Arc::clone(&outcomes);
     let heard = Arc::clone(heard);
     let parts = PlacementParts {
-        router: Router::new(base.config.router(geometry)?)?,
+        router: Router::new(settings)?,
         members: Vec::new(),
         // A request that is placed anew has two places for a moment.
         requests_max: 2 * base.config.gateway.requests_in_flight_max,
         clock: Arc::clone(&base.clock),
         poll: Box::new(Vec::new),
-        resync: Box::new(move |worker| heard.begin_anew(worker)),
+        resync: Box::new(move |worker, question| heard.ask(worker, question)),
+        placed: Box::new(move |record| noted.placed(record)),
+        hub: Some(Arc::clone(hub)),
     };
-    Placement::start(parts).context("the placement thread")
+    let thread = Placement::start(parts).context("the placement thread")?;
+    Ok(Routing { thread: Arc::new(thread), outcomes })
 }
 
-fn observe(
-    base: &Base,
-    placement: &Arc<Placement>,
-    peers: &Arc<Peers>,
-    heard: &Arc<Heard>,
-) -> Observed {
-    let (placement, peers, heard) = (Arc::clone(placement), Arc::clone(peers), Arc::clone(heard));
+fn observe(base: &Base, routing: &Routing, peers: &Arc<Peers>, heard: &Arc<Heard>) -> Observed {
+    let (peers, heard) = (Arc::clone(peers), Arc::clone(heard));
+    let Routing { thread, outcomes } = routing.clone();
     Observed {
         figures: vec![
             Arc::new(move |text| {
-                admin::routing(&placement.snapshot(), placement.events_lost(), text);
+                admin::routing_figures(&thread.snapshot(), thread.events_lost(), text);
+                admin::prediction(&outcomes.figures(), text);
+                admin::other_routers(thread.routers_cut_off(), text);
             }),
             base.telemetry.figures(),
+            base.discovery_figures(),
         ],
         members: Some(Arc::new(move || heard.mark(peers.states()))),
+        routing: Some(routing.clone()),
         ..Observed::default()
     }
 }
@@ -260,10 +292,10 @@ impl Heard {
         Listening { heard: Arc::clone(self), worker, epoch, teller, watch: Some(watch) }
     }
 
-    fn begin_anew(&self, worker: WorkerRank) {
+    fn ask(&self, worker: WorkerRank, question: &CacheQuestion) {
         let watch = self.table.lock().get(&worker).and_then(|member| member.watch.upgrade());
         if let Some(watch) = watch {
-            watch.lock().begin_anew();
+            watch.lock().ask(question);
         }
     }
 

@@ -37,7 +37,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let asked = Asked::default();
     let hub = EventHub::new({
         let asked = asked.clone();
-        move || asked.ask(rank)
+        move |question| asked.ask(rank, &question)
     });
     let (stop, stopped) = watch::channel(false);
     let incarnation = base.facts.incarnation;
@@ -126,6 +126,7 @@ fn observe(
             Arc::new(move |text| admin::store(&counted.stats(), text)),
             Arc::new(move |text| admin::reads(&read.stats(), text)),
             base.telemetry.figures(),
+            base.discovery_figures(),
         ],
         evict_tenant: Some(Arc::new(move |tenant| of_tenants.evict_tenant(tenant))),
         evict_disk: Some(Arc::new(move || evicted.evict_disk())),
@@ -155,10 +156,7 @@ impl Changes {
                 _ = stopped.wait_for(|stop| *stop) => return,
                 _ = period.tick() => {}
             }
-            let whole = self.asked.take(self.rank);
-            let changes =
-                if whole { self.tier.resync_changes() } else { self.tier.drain_changes() };
-            for change in changes {
+            for change in self.asked.told_by(&self.tier, self.rank) {
                 let (worker, incarnation) = (self.rank, self.incarnation);
                 self.hub.emit(WorkerEvent::Cache(CacheEvent {
                     worker,

@@ -68,7 +68,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let rank = base.me.rank();
     let hub = EventHub::new({
         let asked = asked.clone();
-        move || asked.ask(rank)
+        move |question| asked.ask(rank, &question)
     });
     let (jobs, waiting) = bounded(QUEUE_MAX);
     let teller = Holdings {
@@ -163,7 +163,8 @@ impl Holdings {
     }
 
     fn report(&mut self) {
-        if self.asked.take(self.rank) {
+        // Whatever was asked for, everything answers it: a run has few blocks.
+        if !self.asked.take(self.rank).is_empty() {
             self.tell(CacheChange::Cleared);
             let names: Vec<BlockName> = self.held.iter().copied().collect();
             for names in names.chunks(4_096) {
@@ -171,12 +172,10 @@ impl Holdings {
             }
         }
         let report = LoadReport {
-            running: 0,
-            waiting: 0,
-            pending_rows: 0,
             slots_available: 1 << 20,
             slots: 1 << 20,
             rows_per_second: ROWS_PER_SECOND,
+            ..LoadReport::default()
         };
         self.hub.emit(WorkerEvent::Load { worker: self.rank, report });
     }

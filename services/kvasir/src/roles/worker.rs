@@ -103,7 +103,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let rank = base.me.rank();
     let hub = EventHub::new({
         let asked = asked.clone();
-        move || asked.ask(rank)
+        move |question| asked.ask(rank, &question)
     });
     let told = Arc::clone(&hub);
     let pass = move |event| {
@@ -198,6 +198,7 @@ fn observe(
             worker.figures(),
             Arc::new(move |text| admin::reads(&read.stats(), text)),
             base.telemetry.figures(),
+            base.discovery_figures(),
         ],
         busy: vec![Arc::new(move || usize::from(!counted.idle()))],
         prefill_loaded_share: is_prefill.then_some(share.with_tables),
@@ -205,6 +206,8 @@ fn observe(
         evict_tenant: None,
         is_running: Some(Arc::new(move || running.is_running())),
         places: None,
+        routing: None,
+        capture: None,
         starts: vec![(format!("{} ({})", base.me.name, base.me.role()), worker.starts())],
         members: Some(Arc::new(move || linked.states())),
     }

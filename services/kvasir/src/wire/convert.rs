@@ -21,7 +21,7 @@ use shared::{
 
 use super::v1;
 
-pub(super) use events::{Assembler, worker_event_part};
+pub(super) use events::{Assembler, question_from_wire, question_to_wire, worker_event_part};
 pub(super) use objects::{
     locate_request_from_wire, locate_request_to_wire, offer_request_from_wire,
     offer_request_to_wire,
@@ -63,6 +63,16 @@ pub enum WireError {
         /// The length it should have.
         expected: &'static str,
     },
+    /// A list of fixed length has another one.
+    #[error("{field} has {found} entries, expected {expected}")]
+    Count {
+        /// The field.
+        field: &'static str,
+        /// Its entries.
+        found: usize,
+        /// The entries it should have.
+        expected: usize,
+    },
     /// An enumeration has a value that this version does not know.
     #[error("{field} has the unknown value {found}")]
     Unknown {
@@ -99,7 +109,7 @@ pub enum WireError {
     },
 }
 
-fn required<T>(value: Option<T>, field: &'static str) -> Result<T, WireError> {
+pub(super) fn required<T>(value: Option<T>, field: &'static str) -> Result<T, WireError> {
     value.ok_or(WireError::Missing { field })
 }
 
@@ -125,7 +135,7 @@ fn text_from_wire(text: String, field: &'static str) -> Result<String, WireError
     Ok(text)
 }
 
-fn request_id(bytes: &[u8], field: &'static str) -> Result<RequestId, WireError> {
+pub(super) fn request_id(bytes: &[u8], field: &'static str) -> Result<RequestId, WireError> {
     Ok(RequestId(u128::from_be_bytes(bytes_16(bytes, field)?)))
 }
 

@@ -72,7 +72,7 @@ pub struct Empty {}
 /// Why a request was not served. Travels inside events, never as a status.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServeError {
-    #[prost(oneof = "serve_error::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "serve_error::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub kind: ::core::option::Option<serve_error::Kind>,
 }
 /// Nested message and enum types in `ServeError`.
@@ -102,6 +102,9 @@ pub mod serve_error {
         Draining(super::Empty),
         #[prost(string, tag = "10")]
         Internal(::prost::alloc::string::String),
+        /// The tenant's requests, and the bound of the queue.
+        #[prost(message, tag = "11")]
+        OverShare(super::Overloaded),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1830,6 +1833,25 @@ pub mod store_server {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AskRequest {
+    #[prost(oneof = "ask_request::Question", tags = "1, 2")]
+    pub question: ::core::option::Option<ask_request::Question>,
+}
+/// Nested message and enum types in `AskRequest`.
+pub mod ask_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Question {
+        /// For `digests`.
+        #[prost(message, tag = "1")]
+        Digests(super::Empty),
+        /// For `ranges_cleared` and what is held of these ranges.
+        #[prost(message, tag = "2")]
+        Ranges(super::Ranges),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AskResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerEvent {
     #[prost(oneof = "worker_event::Event", tags = "1, 2")]
@@ -1856,7 +1878,7 @@ pub struct CacheEvent {
     /// The names of this event go on in the next message, which repeats everything but the names.
     #[prost(bool, tag = "7")]
     pub more: bool,
-    #[prost(oneof = "cache_event::Change", tags = "4, 5, 6")]
+    #[prost(oneof = "cache_event::Change", tags = "4, 5, 6, 8, 9")]
     pub change: ::core::option::Option<cache_event::Change>,
 }
 /// Nested message and enum types in `CacheEvent`.
@@ -1869,7 +1891,23 @@ pub mod cache_event {
         Removed(super::Blocks),
         #[prost(message, tag = "6")]
         Cleared(super::Empty),
+        #[prost(message, tag = "8")]
+        RangesCleared(super::Ranges),
+        #[prost(message, tag = "9")]
+        Digests(super::Digests),
     }
+}
+/// A set of ranges of names: four words; range r, of the names whose first byte is r, is bit r % 64 of word r / 64.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Ranges {
+    #[prost(fixed64, repeated, tag = "1")]
+    pub words: ::prost::alloc::vec::Vec<u64>,
+}
+/// What is held of each of the 256 ranges: the sum of a hash of each (name, tier) pair, as crate `shared` defines it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Digests {
+    #[prost(fixed64, repeated, tag = "1")]
+    pub values: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Blocks {
@@ -1894,6 +1932,25 @@ pub struct Load {
     pub slots: u32,
     #[prost(double, tag = "7")]
     pub rows_per_second: f64,
+    /// Rises with rows computed and tokens emitted, and while all requests wait for others.
+    #[prost(uint64, tag = "8")]
+    pub progress: u64,
+    #[prost(bool, tag = "9")]
+    pub draining: bool,
+    #[prost(message, optional, tag = "10")]
+    pub rates: ::core::option::Option<Rates>,
+}
+/// Moving averages in nanoseconds; 0 while unknown.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Rates {
+    #[prost(uint64, tag = "1")]
+    pub step_ns: u64,
+    #[prost(uint64, tag = "2")]
+    pub restore_host_ns: u64,
+    #[prost(uint64, tag = "3")]
+    pub restore_peer_ns: u64,
+    #[prost(uint64, tag = "4")]
+    pub handoff_ns: u64,
 }
 /// Generated client implementations.
 pub mod events_client {
@@ -1998,6 +2055,25 @@ pub mod events_client {
             req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Events", "Watch"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Asks for what a watcher needs that lost events. It comes soon, among the events of all watchers; this returns at once.
+        pub async fn ask(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AskRequest>,
+        ) -> std::result::Result<tonic::Response<super::AskResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Events/Ask");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Events", "Ask"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2025,6 +2101,11 @@ pub mod events_server {
             &self,
             request: tonic::Request<super::WatchRequest>,
         ) -> std::result::Result<tonic::Response<Self::WatchStream>, tonic::Status>;
+        /// Asks for what a watcher needs that lost events. It comes soon, among the events of all watchers; this returns at once.
+        async fn ask(
+            &self,
+            request: tonic::Request<super::AskRequest>,
+        ) -> std::result::Result<tonic::Response<super::AskResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct EventsServer<T> {
@@ -2148,6 +2229,49 @@ pub mod events_server {
                     };
                     Box::pin(fut)
                 }
+                "/kvasir.v1.Events/Ask" => {
+                    #[allow(non_camel_case_types)]
+                    struct AskSvc<T: Events>(pub Arc<T>);
+                    impl<T: Events> tonic::server::UnaryService<super::AskRequest>
+                    for AskSvc<T> {
+                        type Response = super::AskResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AskRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Events>::ask(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AskSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 _ => {
                     Box::pin(async move {
                         let mut response = http::Response::new(
@@ -2185,6 +2309,340 @@ pub mod events_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "kvasir.v1.Events";
     impl<T> tonic::server::NamedService for EventsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RoutersRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RouterNews {
+    #[prost(oneof = "router_news::News", tags = "1, 2, 3")]
+    pub news: ::core::option::Option<router_news::News>,
+}
+/// Nested message and enum types in `RouterNews`.
+pub mod router_news {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum News {
+        /// Everything that runs: what is not in it is over.
+        #[prost(message, tag = "1")]
+        All(super::Reservations),
+        #[prost(message, tag = "2")]
+        Placed(super::Reservation),
+        /// A request that is over, 16 bytes.
+        #[prost(bytes, tag = "3")]
+        Finished(::prost::alloc::vec::Vec<u8>),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Reservations {
+    #[prost(message, repeated, tag = "1")]
+    pub reservations: ::prost::alloc::vec::Vec<Reservation>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Reservation {
+    /// The request, 16 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub id: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, optional, tag = "2")]
+    pub decode: ::core::option::Option<WorkerRank>,
+    #[prost(uint64, tag = "3")]
+    pub decode_rows: u64,
+    /// Absent when the prompt does not visit prefill.
+    #[prost(message, optional, tag = "4")]
+    pub prefill: ::core::option::Option<WorkerRank>,
+    #[prost(uint64, tag = "5")]
+    pub prefill_rows: u64,
+}
+/// Generated client implementations.
+pub mod routers_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct RoutersClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> RoutersClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> RoutersClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            RoutersClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// News until the client ends the stream, or falls so far behind that it is cut off (RESOURCE_EXHAUSTED). The first is
+        /// `all`, which comes again every few seconds.
+        pub async fn watch(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RoutersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::RouterNews>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Routers/Watch");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Routers", "Watch"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod routers_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with RoutersServer.
+    #[async_trait]
+    pub trait Routers: std::marker::Send + std::marker::Sync + 'static {
+        /// Server streaming response type for the Watch method.
+        type WatchStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::RouterNews, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// News until the client ends the stream, or falls so far behind that it is cut off (RESOURCE_EXHAUSTED). The first is
+        /// `all`, which comes again every few seconds.
+        async fn watch(
+            &self,
+            request: tonic::Request<super::RoutersRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WatchStream>, tonic::Status>;
+    }
+    #[derive(Debug)]
+    pub struct RoutersServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> RoutersServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for RoutersServer<T>
+    where
+        T: Routers,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/kvasir.v1.Routers/Watch" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchSvc<T: Routers>(pub Arc<T>);
+                    impl<
+                        T: Routers,
+                    > tonic::server::ServerStreamingService<super::RoutersRequest>
+                    for WatchSvc<T> {
+                        type Response = super::RouterNews;
+                        type ResponseStream = T::WatchStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RoutersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Routers>::watch(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for RoutersServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "kvasir.v1.Routers";
+    impl<T> tonic::server::NamedService for RoutersServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

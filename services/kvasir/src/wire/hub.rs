@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use shared::{CacheChange, Flow, Sink, WorkerEvent, WorkerRank};
+use shared::{CacheChange, CacheQuestion, Flow, Sink, WorkerEvent, WorkerRank};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -22,7 +22,7 @@ const WATCHERS_MAX: usize = 64;
 /// ordinary events, with ordinary numbers, and older watchers take it as well.
 pub struct EventHub {
     watchers: Mutex<Vec<Watcher>>,
-    ask: Box<dyn Fn() + Send + Sync>,
+    ask: Box<dyn Fn(CacheQuestion) + Send + Sync>,
     cut_off: AtomicU64,
 }
 
@@ -43,11 +43,11 @@ impl fmt::Debug for EventHub {
 pub(super) struct TooManyWatchers;
 
 impl EventHub {
-    /// A hub without watchers. `ask` is called once per new watcher, from the thread that serves it, after the watcher
-    /// is in place: it must make every worker of this process emit `Cleared` and everything it holds, soon, and must not
-    /// block.
+    /// A hub without watchers. `ask` is called with the question for everything once per new watcher, from the thread that
+    /// serves it, after the watcher is in place, and with what watchers that lost events ask: it must make every worker of
+    /// this process emit the answer, soon, and must not block.
     #[must_use]
-    pub fn new(ask: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+    pub fn new(ask: impl Fn(CacheQuestion) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             watchers: Mutex::new(Vec::new()),
             ask: Box::new(ask),
@@ -103,8 +103,13 @@ impl EventHub {
             }
             watchers.push(Watcher { events: sender, based: BTreeSet::new() });
         }
-        (self.ask)();
+        (self.ask)(CacheQuestion::Whole);
         Ok(events)
+    }
+
+    /// Passes on what a watcher asks.
+    pub(super) fn ask(&self, question: CacheQuestion) {
+        (self.ask)(question);
     }
 }
 
@@ -127,7 +132,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use shared::{
-        BlockName, CacheChange, CacheEvent, DpRank, Flow, Tier, WorkerEvent, WorkerId, WorkerRank,
+        BlockName, CacheChange, CacheEvent, CacheQuestion, DpRank, Flow, Tier, WorkerEvent,
+        WorkerId, WorkerRank,
     };
 
     use super::{EventHub, QUEUE_MAX, WATCHERS_MAX};
@@ -145,7 +151,8 @@ mod tests {
     fn a_new_watcher_is_asked_for_and_begins_with_a_cleared_of_each_worker() {
         let asked = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&asked);
-        let hub = EventHub::new(move || {
+        let hub = EventHub::new(move |question| {
+            assert_eq!(question, CacheQuestion::Whole);
             counter.fetch_add(1, Ordering::SeqCst);
         });
         let mut sink = hub.sink();
@@ -169,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_slow_watcher_is_cut_off_and_the_others_go_on() {
-        let hub = EventHub::new(|| {});
+        let hub = EventHub::new(|_| {});
         let mut slow = hub.watch().unwrap();
         let mut quick = hub.watch().unwrap();
         let gone = hub.watch().unwrap();
@@ -186,7 +193,7 @@ mod tests {
 
     #[test]
     fn watchers_are_bounded_and_places_come_back() {
-        let hub = EventHub::new(|| {});
+        let hub = EventHub::new(|_| {});
         let mut watchers: Vec<_> = (0..WATCHERS_MAX).map(|_| hub.watch().unwrap()).collect();
         assert!(hub.watch().is_err());
         drop(watchers.pop());

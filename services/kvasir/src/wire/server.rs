@@ -28,7 +28,7 @@ use tonic::codegen::http::Request;
 use tonic::service::Routes;
 
 use super::tasks::Tasks;
-use super::{EventHub, Facts};
+use super::{EventHub, Facts, RouterHub, RouterNews};
 use crate::identity::{Identity, MemberIdentity, member_of};
 
 /// The protocol's name inside TLS.
@@ -89,6 +89,8 @@ pub struct Services {
     pub store: Option<Arc<dyn BlockStore>>,
     /// What the workers of this process tell.
     pub events: Option<Arc<EventHub>>,
+    /// What the router of this process has placed.
+    pub routers: Option<Arc<RouterHub>>,
 }
 
 /// How a server ended.

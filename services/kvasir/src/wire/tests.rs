@@ -5,5 +5,6 @@ mod failures;
 mod fresh;
 mod members;
 mod rig;
+mod routers;
 
 pub(crate) use rig::facts;

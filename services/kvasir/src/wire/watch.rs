@@ -3,15 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared::{Flow, Sink, Ticket, WorkerEvent};
-use tokio::sync::{Notify, oneshot};
-use tokio::time::sleep;
+use shared::{CacheQuestion, Flow, Sink, Ticket, WorkerEvent};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{sleep, timeout};
 use tonic::Status;
 
-use super::convert::Assembler;
+use super::convert::{Assembler, question_to_wire};
 use super::link::{Call, Link, LinkInner, LinkState};
 use super::{Facts, MESSAGE_BYTES_MAX, v1};
 use v1::events_client::EventsClient;
+
+/// Questions that wait to be sent. Whoever asks has one at a time and repeats what is lost.
+const QUESTIONS_MAX: usize = 4;
+/// Longest wait for a question to be taken: a round trip, with room for a busy member.
+const ASK_MAX: Duration = Duration::from_secs(3);
 
 /// What a watch tells.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,14 +34,22 @@ pub enum Watched {
 #[derive(Debug)]
 pub struct Watch {
     again: Arc<Notify>,
+    questions: mpsc::Sender<v1::AskRequest>,
     _ticket: Ticket,
 }
 
 impl Watch {
-    /// Asks for everything the member holds: the stream is ended and begun anew. What a lost event calls for. Does not
-    /// block; asking twice before it happened is asking once.
-    pub fn begin_anew(&self) {
-        self.again.notify_one();
+    /// Asks for what a lost event calls for. The answer is among the events; for everything the member holds the stream is
+    /// ended and begun anew. Does not block; a question may be lost, and is to be repeated.
+    pub fn ask(&self, question: &CacheQuestion) {
+        match question_to_wire(question) {
+            Some(question) => {
+                if self.questions.try_send(question).is_err() {
+                    tracing::debug!("a question to a member found no room");
+                }
+            }
+            None => self.again.notify_one(),
+        }
     }
 }
 
@@ -46,16 +59,38 @@ impl Watch {
 pub fn watch(link: &Link, sink: Box<dyn Sink<Watched>>) -> Watch {
     let again = Arc::new(Notify::new());
     let (cancel, mut cancelled) = oneshot::channel::<()>();
+    let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
     let watching = follow(Arc::clone(link.inner()), Arc::clone(&again), sink);
+    let asking = pass_on(Arc::clone(link.inner()), asked);
     link.inner().tasks.spawn(async move {
         tokio::select! {
             biased;
             // Nothing is ever sent: this is the sender's drop.
             _ = &mut cancelled => {}
             () = watching => {}
+            () = asking => {}
         }
     });
-    Watch { again, _ticket: Ticket::new(move || drop(cancel)) }
+    Watch { again, questions, _ticket: Ticket::new(move || drop(cancel)) }
+}
+
+/// Sends one question after the other, until nobody can ask any more.
+async fn pass_on(link: Arc<LinkInner>, mut asked: mpsc::Receiver<v1::AskRequest>) {
+    while let Some(question) = asked.recv().await {
+        let lost = match timeout(ASK_MAX, put(&link, question)).await {
+            Ok(Ok(())) => continue,
+            Ok(Err(status)) => status,
+            Err(_) => "no answer in time".to_owned(),
+        };
+        tracing::info!(peer = %link.peer.member, status = lost, "a question for lost events was not taken");
+    }
+}
+
+async fn put(link: &LinkInner, question: v1::AskRequest) -> Result<(), String> {
+    let Call { channel, origin, seat: _seat } = link.begin().map_err(|error| error.to_string())?;
+    let mut client = EventsClient::with_origin(channel, origin);
+    let taken = client.ask(question).await;
+    taken.map(|_| ()).map_err(|status| status.message().to_owned())
 }
 
 async fn follow(link: Arc<LinkInner>, again: Arc<Notify>, mut sink: Box<dyn Sink<Watched>>) {

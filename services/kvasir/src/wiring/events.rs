@@ -1,31 +1,13 @@
-//! What a worker of this process tells routers, here or elsewhere, and its whole state when one asks.
+//! What a worker of this process tells routers, here or elsewhere, and what they ask it for after a loss.
 //!
-//! The sink runs on the worker's own thread. It numbers cache changes by itself, so that it can put a fresh start among
+//! The sink runs on the worker's own thread. It numbers cache changes by itself, so that it can put answers among
 //! them without the worker knowing. It does so where a load report passes: at that point nothing the worker drained from
-//! its pool is still unsent, so what follows the fresh start is newer than it.
-
-use std::collections::BTreeSet;
-use std::sync::Arc;
+//! its pool is still unsent, so an answer is of exactly what was sent before it.
 
 use kvstore::Pool;
-use parking_lot::Mutex;
 use shared::{CacheChange, CacheEvent, Flow, Sink, WorkerEvent, WorkerRank};
 
-/// Members that the router asked for their whole state and that did not give it yet. Clones share one set.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Asked(Arc<Mutex<BTreeSet<WorkerRank>>>);
-
-impl Asked {
-    /// Notes that the router asked. At most one entry per member.
-    pub(crate) fn ask(&self, worker: WorkerRank) {
-        self.0.lock().insert(worker);
-    }
-
-    /// Whether this member was asked since the last call.
-    pub(crate) fn take(&self, worker: WorkerRank) -> bool {
-        self.0.lock().remove(&worker)
-    }
-}
+use super::asked::{Asked, answer};
 
 /// A worker's sink before the way to its routers. Never blocks; an event that is lost behind it shows as a gap.
 pub(crate) struct WorkerEvents<S> {
@@ -62,9 +44,8 @@ impl<S: FnMut(WorkerEvent) -> Flow + Send> Sink<WorkerEvent> for WorkerEvents<S>
                 self.cache(event.change)
             }
             WorkerEvent::Load { .. } => {
-                if self.asked.take(self.worker) {
-                    tracing::info!(worker = %self.worker, "telling the router everything that is cached");
-                    for change in self.pool.resync_changes() {
+                for question in self.asked.take(self.worker) {
+                    for change in answer(self.worker, &question, |it| self.pool.answer(it)) {
                         if self.cache(change) == Flow::Closed {
                             return Flow::Closed;
                         }
@@ -78,15 +59,16 @@ impl<S: FnMut(WorkerEvent) -> Flow + Send> Sink<WorkerEvent> for WorkerEvents<S>
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use crossbeam_channel::{TrySendError, bounded};
-    use kvstore::{HostMemory, Pool, PoolConfig};
-    use router::{PrefixIndex, Role, ViewState};
+    use kvstore::{HostMemory, Pool, PoolConfig, Seal};
+    use router::{Action, PrefixIndex, Role, Router, RouterConfig, ViewState};
     use shared::{
-        BlockName, CacheChange, CacheEvent, DpRank, Flow, LoadReport, ObjectKind, RegionId, Sink,
-        Tier, WorkerEvent, WorkerId, WorkerRank,
+        BlockName, CacheChange, CacheEvent, CacheQuestion, DpRank, Flow, LoadReport, ObjectKind,
+        RegionId, Sink, StartGeometry, Tier, Timestamp, WorkerEvent, WorkerId, WorkerRank,
     };
 
     use super::{Asked, WorkerEvents};
@@ -94,15 +76,7 @@ mod tests {
     const WORKER: WorkerRank = WorkerRank { worker: WorkerId(3), rank: DpRank(0) };
 
     fn load() -> WorkerEvent {
-        let report = LoadReport {
-            running: 0,
-            waiting: 0,
-            pending_rows: 0,
-            slots_available: 1,
-            slots: 1,
-            rows_per_second: 1.0,
-        };
-        WorkerEvent::Load { worker: WORKER, report }
+        WorkerEvent::Load { worker: WORKER, report: LoadReport::default() }
     }
 
     #[test]
@@ -144,13 +118,77 @@ mod tests {
         let event = CacheEvent { worker: WORKER, incarnation: 7, sequence: 6, change: removed };
         assert_eq!(sink.emit(WorkerEvent::Cache(event.clone())), Flow::Open);
         assert_eq!(apply().0, ViewState::Stale);
-        asked.ask(WORKER);
+        asked.ask(WORKER, &CacheQuestion::Whole);
         assert_eq!(sink.emit(WorkerEvent::Cache(event)), Flow::Open);
         assert_eq!(apply().0, ViewState::Stale, "a worker may be among changes it drained");
         assert_eq!(sink.emit(load()), Flow::Open);
         assert_eq!(apply(), (ViewState::Complete, 0), "the pool holds nothing");
-        assert!(!asked.take(WORKER), "asked once, told once");
+        assert_eq!(asked.take(WORKER), [], "asked once, told once");
         drop(told);
         assert_eq!(sink.emit(load()), Flow::Closed);
+    }
+
+    /// A pool of blocks, a router that follows it, and a way between them on which some events are lost.
+    #[test]
+    fn a_lost_event_is_mended_by_telling_few_names_again() {
+        let config =
+            PoolConfig { region: RegionId(9), kind: ObjectKind::Block, tier: Tier::Device };
+        let pool = Pool::new(config, Arc::new(HostMemory::with_slots(2_000, 64).unwrap()));
+        let geometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 5 };
+        let mut router = Router::new(RouterConfig::with_defaults(geometry)).unwrap();
+        router.worker_joined(WORKER, Role::Decode, Timestamp(0)).unwrap();
+        let (events, told) = bounded(64);
+        let asked = Asked::default();
+        let pass = move |event| match events.try_send(event) {
+            Ok(()) => Flow::Open,
+            Err(_) => Flow::Closed,
+        };
+        let mut sink = WorkerEvents::new(WORKER, &pool, asked.clone(), pass);
+        // What the worker does in a step, what arrives of it, and what the router asks for then.
+        let mut step = |numbers: Range<u32>, lost: bool| {
+            for number in numbers {
+                let slot = pool.reserve(1).unwrap().pop().unwrap();
+                drop(pool.seal(slot, Seal { name: name(number), exact: true, bytes: 1 }));
+            }
+            for change in pool.drain_changes() {
+                let event = CacheEvent { worker: WORKER, incarnation: 7, sequence: 0, change };
+                assert_eq!(sink.emit(WorkerEvent::Cache(event)), Flow::Open);
+            }
+            if lost {
+                told.try_iter().for_each(drop);
+            }
+            assert_eq!(sink.emit(load()), Flow::Open);
+            for event in told.try_iter() {
+                for action in router.worker_event(&event, Timestamp(0)) {
+                    match action {
+                        Action::Resync { worker, question } => asked.ask(worker, &question),
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+            let snapshot = router.snapshot(Timestamp(0));
+            let worker = snapshot.workers[0];
+            (worker.view, worker.ranges_suspect, worker.index_entries, snapshot.resyncs)
+        };
+        step(0..1_500, false);
+        step(1_500..1_504, true);
+        let (view, suspect, entries, _) = step(1_504..1_505, false);
+        assert_eq!((view, suspect, entries), (ViewState::Stale, 256, 1_501), "most is right");
+        let (view, suspect, entries, _) = step(1_505..1_505, false);
+        assert!(view == ViewState::Stale && 0 < suspect && suspect <= 4, "{suspect} ranges differ");
+        assert_eq!(entries, 1_501);
+        let (view, suspect, entries, asked) = step(1_505..1_505, false);
+        assert_eq!((view, suspect, entries), (ViewState::Complete, 0, pool.held()));
+        assert_eq!((asked.digests, asked.ranges, asked.whole), (1, 1, 0));
+        assert!(pool.told_again() < 100, "{} of 1,505 names", pool.told_again());
+    }
+
+    /// A name that is spread over the ranges like a real one.
+    fn name(number: u32) -> BlockName {
+        BlockName(
+            u128::from(number)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+                .to_be_bytes(),
+        )
     }
 }

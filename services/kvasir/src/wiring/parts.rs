@@ -4,7 +4,8 @@ use engine::{Arithmetic, Checkpoint, Engine, EngineOptions, Part};
 
 use crate::config::ROLLBACK;
 
-pub(crate) use super::events::{Asked, WorkerEvents};
+pub(crate) use super::asked::Asked;
+pub(crate) use super::events::WorkerEvents;
 pub(crate) use super::placement::{Placement, PlacementParts, Teller, Told};
 pub(crate) use super::pools::{NamedPool, WorkerMemory, worker_memory};
 

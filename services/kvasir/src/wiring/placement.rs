@@ -6,6 +6,8 @@
 //! of workers may be lost when their queue is full: their sequence numbers show the gap, and the router asks again. Should
 //! the thread die by a panic, its places are given back and every later request is refused.
 
+mod routers;
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -15,18 +17,26 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select};
 use parking_lot::Mutex;
-use router::{Action, Role, Router, RouterSnapshot};
+use router::{Action, DecisionRecord, PEER_REFRESH, Role, Router, RouterSnapshot};
 use shared::{
-    Clock, Flow, PlaceEvent, PlaceRequest, Placer, RequestId, ServeError, Sink, Ticket,
-    WorkerEvent, WorkerRank,
+    CacheQuestion, Clock, Flow, LegOutcome, PlaceEvent, PlaceRequest, Placer, RequestId,
+    ServeError, Sink, Ticket, Timestamp, WorkerEvent, WorkerRank,
 };
+use tokio::sync::oneshot;
+
+use crate::wire::{HeardRouter, RouterHub, RouterNews};
 
 /// Longest sleep of the thread: what is polled (the store's changes, the snapshot) is at most this old.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Events of workers that may wait; each is small, and a worker sends a few per step.
 const EVENTS_MAX: usize = 65_536;
+/// Looks at the router that may wait: an operator's, so a few.
+const LOOKS_MAX: usize = 16;
 /// What a refused client is told to wait when this queue itself is full.
 const RETRY_AFTER_MS: u64 = 1_000;
+
+/// The way to ask a member something.
+pub(crate) type Ask = Box<dyn FnMut(WorkerRank, &CacheQuestion) + Send>;
 
 /// What the thread is made of.
 pub(crate) struct PlacementParts {
@@ -38,8 +48,12 @@ pub(crate) struct PlacementParts {
     pub(crate) clock: Arc<dyn Clock>,
     /// Polled once per period: events of members that do not push them.
     pub(crate) poll: Box<dyn FnMut() -> Vec<WorkerEvent> + Send>,
-    /// Called with each member whose events have a gap: it is to tell everything it holds. Must not block.
-    pub(crate) resync: Box<dyn FnMut(WorkerRank) + Send>,
+    /// Called with each member whose events have a gap, and what to ask it for. Must not block.
+    pub(crate) resync: Ask,
+    /// Called with the record of each placement, as far as records are kept. Must not block.
+    pub(crate) placed: Box<dyn FnMut(&DecisionRecord) + Send>,
+    /// Where other routers hear of placements; none without others.
+    pub(crate) hub: Option<Arc<RouterHub>>,
 }
 
 /// What the thread is told about members.
@@ -51,6 +65,10 @@ pub(crate) enum Told {
     Left(WorkerRank),
     /// Something it says about itself.
     Event(WorkerEvent),
+    /// How a request fares on it.
+    Outcome(RequestId, WorkerRank, LegOutcome),
+    /// Something another router says, or that it is not heard any more.
+    Router(WorkerRank, HeardRouter),
 }
 
 /// The way to the thread for what members say. Clones share one bounded queue.
@@ -63,7 +81,24 @@ pub(crate) struct Teller {
 impl Teller {
     /// Passes an event on. Never blocks: one that finds the queue full is lost, counted, and shows as a gap.
     pub(crate) fn event(&self, event: WorkerEvent) -> Flow {
-        match self.told.try_send(Told::Event(event)) {
+        self.tell(Told::Event(event))
+    }
+
+    fn tell(&self, told: Told) -> Flow {
+        match self.told.try_send(told) {
+            Ok(()) => Flow::Open,
+            Err(TrySendError::Full(_)) => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                Flow::Open
+            }
+            Err(TrySendError::Disconnected(_)) => Flow::Closed,
+        }
+    }
+
+    /// Passes on what another router says. Never blocks: what finds the queue full is lost, and the router's next refresh
+    /// mends it.
+    pub(crate) fn router(&self, router: WorkerRank, heard: HeardRouter) -> Flow {
+        match self.told.try_send(Told::Router(router, heard)) {
             Ok(()) => Flow::Open,
             Err(TrySendError::Full(_)) => {
                 self.lost.fetch_add(1, Ordering::Relaxed);
@@ -88,6 +123,9 @@ enum Command {
     Finished(RequestId, Seat),
 }
 
+/// Sees the router between two of its steps.
+type Look = Box<dyn FnOnce(&Router, Timestamp) + Send>;
+
 /// One of the places for requests; given back when it drops, wherever that is.
 struct Seat(Arc<AtomicUsize>);
 
@@ -109,6 +147,8 @@ impl Drop for Seat {
 pub struct Placement {
     commands: Sender<Command>,
     teller: Teller,
+    looks: Sender<Look>,
+    hub: Option<Arc<RouterHub>>,
     stop: Option<Sender<()>>,
     outstanding: Arc<AtomicUsize>,
     requests_max: usize,
@@ -130,14 +170,16 @@ impl Placement {
         let (commands, queue) = bounded(2 * requests_max);
         let ended = Arc::new(AtomicBool::new(false));
         let (teller, told) = bounded(EVENTS_MAX);
+        let (looks, looked) = bounded(LOOKS_MAX);
         let (stop, stopped) = bounded(1);
         let snapshot = Arc::new(Mutex::new(parts.router.snapshot(parts.clock.now())));
+        let hub = parts.hub.clone();
         let state = Loop { parts, sinks: HashMap::new(), snapshot: Arc::clone(&snapshot) };
         let thread = thread::Builder::new().name("placement".to_owned()).spawn({
             let end = EndOfThread { queue: queue.clone(), ended: Arc::clone(&ended) };
             move || {
                 let end = end;
-                state.run(&end.queue, &told, &stopped);
+                state.run(&end.queue, &told, &looked, &stopped);
             }
         })?;
         Ok(Self {
@@ -145,6 +187,8 @@ impl Placement {
             queue,
             ended,
             teller: Teller { told: teller, lost: Arc::new(AtomicU64::new(0)) },
+            looks,
+            hub,
             stop: Some(stop),
             outstanding: Arc::new(AtomicUsize::new(0)),
             requests_max,
@@ -164,10 +208,30 @@ impl Placement {
         self.snapshot.lock().clone()
     }
 
+    /// Asks the thread something about its router. Does not wait: the answer comes within a period, or the receiver ends
+    /// when the thread does. None while too many questions wait.
+    pub(crate) fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Router, Timestamp) -> T + Send + 'static,
+    ) -> Option<oneshot::Receiver<T>> {
+        let (told, answer) = oneshot::channel();
+        let look: Look = Box::new(move |router, now| {
+            // Who asked may have gone away.
+            drop(told.send(look(router, now)));
+        });
+        self.looks.try_send(look).is_ok().then_some(answer)
+    }
+
     /// Worker events that found their queue full.
     #[must_use]
     pub fn events_lost(&self) -> u64 {
         self.teller.lost.load(Ordering::Relaxed)
+    }
+
+    /// Other routers that were cut off because they took news too slowly.
+    #[must_use]
+    pub fn routers_cut_off(&self) -> u64 {
+        self.hub.as_ref().map_or(0, |hub| hub.cut_off())
     }
 
     /// Whether the thread still runs. Without it every request is refused.
@@ -211,6 +275,12 @@ impl Placer for Placement {
                 refuse_queued(&queue);
             }
         })
+    }
+
+    /// Lost, and counted, when the queue of events is full.
+    fn outcome(&self, id: RequestId, worker: WorkerRank, outcome: LegOutcome) {
+        // Without the thread there is nobody to learn.
+        let _: Flow = self.teller.tell(Told::Outcome(id, worker, outcome));
     }
 }
 
@@ -258,9 +328,16 @@ struct Loop {
 }
 
 impl Loop {
-    fn run(mut self, commands: &Receiver<Command>, told: &Receiver<Told>, stop: &Receiver<()>) {
+    fn run(
+        mut self,
+        commands: &Receiver<Command>,
+        told: &Receiver<Told>,
+        looks: &Receiver<Look>,
+        stop: &Receiver<()>,
+    ) {
         self.join_members();
         let mut polled = self.parts.clock.now();
+        let mut refreshed = polled;
         loop {
             select! {
                 recv(commands) -> command => match command {
@@ -268,6 +345,9 @@ impl Loop {
                     Err(_) => break,
                 },
                 recv(told) -> told => if let Ok(told) = told { self.told(told) },
+                recv(looks) -> look => if let Ok(look) = look {
+                    look(&self.parts.router, self.parts.clock.now());
+                },
                 recv(stop) -> _ => break,
                 default(self.wait()) => {}
             }
@@ -278,6 +358,9 @@ impl Loop {
                 polled = now;
                 for event in (self.parts.poll)() {
                     self.event(&event);
+                }
+                if self.tell_all(PEER_REFRESH <= now.since(refreshed)) {
+                    refreshed = now;
                 }
                 let snapshot = self.parts.router.snapshot(now);
                 *self.snapshot.lock() = snapshot;
@@ -310,6 +393,7 @@ impl Loop {
         let now = self.parts.clock.now();
         match told {
             Told::Event(event) => self.event(&event),
+            Told::Router(router, heard) => self.router_told(router, &heard),
             Told::Joined(worker, role) => {
                 match self.parts.router.worker_joined(worker, role, now) {
                     Ok(actions) => self.carry_out(actions),
@@ -320,6 +404,10 @@ impl Loop {
             }
             Told::Left(worker) => {
                 let actions = self.parts.router.worker_left(worker, now);
+                self.carry_out(actions);
+            }
+            Told::Outcome(id, worker, outcome) => {
+                let actions = self.parts.router.outcome(id, worker, outcome, now);
                 self.carry_out(actions);
             }
         }
@@ -335,6 +423,7 @@ impl Loop {
             Command::Finished(id, seat) => {
                 self.sinks.remove(&id);
                 drop(seat);
+                self.tell(|_| Some(RouterNews::Finished(id)));
                 self.parts.router.finished(id, now)
             }
         };
@@ -352,12 +441,21 @@ impl Loop {
             let (id, event) = match action {
                 Action::Place { id, placement } => {
                     tracing::debug!(request = %id, decode = %placement.decode, reason = placement.reason, "placed");
+                    if let Some(record) = self.parts.router.decision(id) {
+                        (self.parts.placed)(record);
+                    }
+                    self.tell(|router| router.reservation(id).map(RouterNews::Placed));
                     (id, PlaceEvent::Placed(placement))
                 }
                 Action::Refuse { id, error } => (id, PlaceEvent::Refused(error)),
-                Action::Resync { worker } => {
-                    tracing::warn!(%worker, "events of a member were lost; asking for everything it holds");
-                    (self.parts.resync)(worker);
+                Action::Resync { worker, question } => {
+                    let wanted = match &question {
+                        CacheQuestion::Digests => "digests".to_owned(),
+                        CacheQuestion::Ranges(ranges) => format!("{} of 256 ranges", ranges.len()),
+                        CacheQuestion::Whole => "everything it holds".to_owned(),
+                    };
+                    tracing::warn!(%worker, wanted, "events of a member were lost; asking it");
+                    (self.parts.resync)(worker, &question);
                     continue;
                 }
             };
@@ -376,8 +474,9 @@ mod tests {
 
     use router::{Role, Router, RouterConfig};
     use shared::{
-        Clock, DpRank, Flow, ManualClock, PlaceEvent, PlaceRequest, Placer, RequestId, ServeError,
-        StartGeometry, TenantId, Ticket, WorkerEvent, WorkerId, WorkerRank,
+        Clock, DpRank, Flow, LegOutcome, LoadReport, ManualClock, PlaceEvent, PlaceRequest, Placer,
+        Priority, RequestId, ServeError, StartGeometry, TenantId, Ticket, WorkerEvent, WorkerId,
+        WorkerRank,
     };
 
     use super::{PERIOD, Placement, PlacementParts, Told};
@@ -403,7 +502,9 @@ mod tests {
             requests_max,
             clock,
             poll,
-            resync: Box::new(|_| ()),
+            resync: Box::new(|_, _| ()),
+            placed: Box::new(|_| ()),
+            hub: None,
         })
         .unwrap()
     }
@@ -417,6 +518,9 @@ mod tests {
             prompt_tokens: 10,
             output_tokens_max: 10,
             deadline: None,
+            priority: Priority::Normal,
+            session: None,
+            excluded: Vec::new(),
         };
         let sink = move |event| if sender.send(event).is_ok() { Flow::Open } else { Flow::Closed };
         (placement.submit(request, Box::new(sink)), receiver)
@@ -503,6 +607,27 @@ mod tests {
             PlaceEvent::Placed(placement) => Some(placement.decode),
         });
         assert_eq!(placed, Some(other));
+    }
+
+    #[test]
+    fn outcomes_and_drains_reach_the_router() {
+        let clock = Arc::new(ManualClock::new());
+        let placement = start_polling(8, 8, Arc::clone(&clock) as _, Box::new(Vec::new));
+        let (_ticket, events) = submit(&placement, 1);
+        events.recv().unwrap();
+        placement.outcome(RequestId(1), DECODE, LegOutcome::Completed { tokens: 4_000 });
+        let report = LoadReport { draining: true, ..LoadReport::default() };
+        let told = WorkerEvent::Load { worker: DECODE, report };
+        assert_eq!(placement.teller().event(told), Flow::Open);
+        // The snapshot shows it once time went on and the thread has looked.
+        let shows = |want: &dyn Fn(&router::RouterSnapshot) -> bool| {
+            while !want(&placement.snapshot()) {
+                clock.advance(PERIOD);
+                std::thread::yield_now();
+            }
+        };
+        shows(&|snapshot| 256 < snapshot.answer_tokens);
+        shows(&|snapshot| snapshot.life.drains == 1);
     }
 
     #[test]

@@ -311,7 +311,8 @@ impl Loop {
         reading.outstanding -= 1;
         reading.deadline = now.after(self.config.read_wait());
         if reading.outstanding == 0 {
-            self.speed.read(reading.bytes, now.since(reading.started));
+            let took = now.since(reading.started);
+            self.speed.read(reading.bytes, took, self.engine.layout());
             self.begin(id);
         }
     }

@@ -38,10 +38,11 @@ impl Reporter {
     }
 
     pub(super) fn load(&mut self, report: LoadReport, now: Timestamp) {
-        let fresh = self
-            .last
-            .as_ref()
-            .is_some_and(|(last, at)| *last == report && now.since(*at) < self.interval);
+        // Progress and rates are of use after a while only; they go along with what changes.
+        let fresh = self.last.as_ref().is_some_and(|(last, at)| {
+            let same = LoadReport { progress: last.progress, rates: last.rates, ..report };
+            *last == same && now.since(*at) < self.interval
+        });
         if fresh {
             return;
         }

@@ -50,6 +50,9 @@ pub(super) struct Loop {
     /// When unfinished requests were last told that the worker lives.
     signed: Timestamp,
     commands: VecDeque<Command>,
+    draining: bool,
+    /// Turns with nothing to compute: no request, or all of them wait for others.
+    waits: u64,
 }
 
 impl Loop {
@@ -100,6 +103,8 @@ impl Loop {
             published,
             reporter,
             commands: VecDeque::new(),
+            draining: false,
+            waits: 0,
         }
     }
 
@@ -110,9 +115,11 @@ impl Loop {
     /// Runs one turn. Closed when the worker stops.
     pub(super) fn turn(&mut self) -> Flow {
         let wait = self.wait(self.clock.now());
-        if self.mailbox.take(wait, &mut self.commands) == Life::Stopping {
+        let life = self.mailbox.take(wait, &mut self.commands);
+        if life == Life::Stopping {
             return Flow::Closed;
         }
+        self.draining = life == Life::Draining;
         while let Some(command) = self.commands.pop_front() {
             self.handle(command);
         }
@@ -120,6 +127,7 @@ impl Loop {
         self.give_up_waiting(now);
         self.withdraw_offers(now);
         self.admit();
+        self.waits += u64::from(!self.scheduler.has_rows());
         self.step();
         let now = self.clock.now();
         self.give_signs_of_life(now);
@@ -237,6 +245,9 @@ impl Loop {
             slots_available: narrow(self.pool.available()),
             slots: narrow(self.pool.total()),
             rows_per_second: self.speed.rows_per_second(),
+            progress: self.stats.rows_computed + self.stats.rows_replayed + self.waits,
+            draining: self.draining,
+            rates: self.speed.rates(),
         };
         self.reporter.load(report, now);
         self.stats.waiting = load.waiting;

@@ -58,6 +58,16 @@ impl Deref for Hand {
 impl Hand {
     /// Plans one router and so many members of the other roles. Nothing runs yet.
     pub(super) fn plan(counts: [(MemberRole, u32); 3], reads: Reads, settings: &str) -> Self {
+        Self::plan_with_routers(1, counts, reads, settings)
+    }
+
+    /// The same with several routers. The view's clients are those of the first.
+    pub(super) fn plan_with_routers(
+        routers: u32,
+        counts: [(MemberRole, u32); 3],
+        reads: Reads,
+        settings: &str,
+    ) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the cluster");
         let tls = folder.path().join("tls");
         fs::create_dir(&tls).expect("a folder for certificates");
@@ -68,7 +78,7 @@ impl Hand {
         secret.write_all("5a".repeat(32).as_bytes()).expect("a secret fits");
         let mut members = BTreeMap::new();
         let mut ports = Ports::default();
-        for (role, count) in counts.into_iter().chain([(MemberRole::Router, 1)]) {
+        for (role, count) in counts.into_iter().chain([(MemberRole::Router, routers)]) {
             for number in 1..=count {
                 let name = format!("{role}-{number}");
                 authority.issue(role, &name).expect("a certificate can be issued");
@@ -168,11 +178,24 @@ impl Hand {
         self.start_from(name, &file);
     }
 
+    /// Starts a member whose file knows of nobody else: it finds the others elsewhere.
+    pub(super) fn start_alone(&mut self, name: &str) {
+        let file = self.folder.path().join(format!("{name}.toml"));
+        let alone = [name.to_owned()];
+        fs::write(&file, self.text(&seedling(), &alone)).expect("the file can be written");
+        self.start_from(name, &file);
+    }
+
     /// Starts a member with another model than the others have.
     pub(super) fn start_with_model(&mut self, name: &str, model: &Path) {
         let file = self.folder.path().join(format!("{name}.toml"));
         fs::write(&file, self.text(model, &self.names())).expect("the file can be written");
         self.start_from(name, &file);
+    }
+
+    /// What clients of a router see.
+    pub(super) fn clients_of(&self, router: &str) -> View {
+        View { clients: self.members[router].listen, admins: self.view.admins.clone() }
     }
 
     /// Where others read a member.
@@ -236,6 +259,11 @@ impl Hand {
 
     pub(super) fn signal(&self, name: &str, signal_name: &str) {
         signal(self.running[name].id(), signal_name);
+    }
+
+    /// The process of a member that runs.
+    pub(super) fn process(&self, name: &str) -> u32 {
+        self.running[name].id()
     }
 
     /// Kills a member and takes it from the view.

@@ -1,6 +1,7 @@
 //! A cluster seen from outside: its answers, and what its members tell operators.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -123,6 +124,12 @@ impl View {
         Answer::of(&post(self.clients, CHAT, &body(prompt, 60, false)))
     }
 
+    /// The same from a router that may go away meanwhile.
+    pub(super) fn try_ask(&self, prompt: &str) -> io::Result<u16> {
+        let body = body(prompt, 60, false);
+        try_request(self.clients, "POST", CHAT, &body).map(|response| response.status)
+    }
+
     /// The answer to a prompt; an error fails the test.
     pub(super) fn answer(&self, prompt: &str) -> Answer {
         let answer = self.ask(prompt);
@@ -179,7 +186,7 @@ impl View {
     }
 
     /// What a member that runs says at an admin route; none while it does not answer.
-    fn told(&self, member: &str, path: &str) -> Option<Value> {
+    pub(super) fn told(&self, member: &str, path: &str) -> Option<Value> {
         let response = try_request(self.admin(member), "GET", path, "").ok()?;
         (response.status == 200).then(|| response.json())
     }

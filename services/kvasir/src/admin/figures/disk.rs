@@ -23,9 +23,19 @@ pub(super) fn write(stats: &DiskStats, text: &mut String) {
             ("kvasir_kvstore_disk_write_errors_total", "Writes refused", stats.write_errors),
             ("kvasir_kvstore_disk_syncs_total", "Times made durable", stats.syncs),
             (
+                "kvasir_kvstore_disk_names_told_again_total",
+                "Names told to routers once more",
+                stats.told_again,
+            ),
+            (
                 "kvasir_kvstore_disk_segments_dropped_total",
                 "Segments removed to make room before their time",
                 stats.segments_dropped,
+            ),
+            (
+                "kvasir_kvstore_disk_segments_recycled_total",
+                "Segments begun in the file of one that left",
+                stats.segments_recycled,
             ),
             (
                 "kvasir_kvstore_disk_lost_bytes_total",
@@ -55,6 +65,7 @@ pub(super) fn write(stats: &DiskStats, text: &mut String) {
             ("kvasir_kvstore_disk_file_bytes", "Bytes of segment files", stats.file_bytes),
             ("kvasir_kvstore_disk_file_bytes_max", "The bound on those", stats.file_bytes_max),
             ("kvasir_kvstore_disk_segments", "Segment files", stats.segments),
+            ("kvasir_kvstore_disk_files_free", "Files kept for new segments", stats.files_free),
             ("kvasir_kvstore_disk_queue_blocks", "Blocks that wait", stats.queue_objects),
             ("kvasir_kvstore_disk_suspended", "1 after a write error", stats.suspended),
         ],

@@ -25,6 +25,10 @@ impl From<ServeError> for v1::ServeError {
                 let (waiting, waiting_max) = (count(waiting), count(waiting_max));
                 Kind::Overloaded(v1::Overloaded { waiting, waiting_max, retry_after_ms })
             }
+            ServeError::OverShare { waiting, waiting_max, retry_after_ms } => {
+                let (waiting, waiting_max) = (count(waiting), count(waiting_max));
+                Kind::OverShare(v1::Overloaded { waiting, waiting_max, retry_after_ms })
+            }
             ServeError::TooLong { tokens, tokens_max } => {
                 let (tokens, tokens_max) = (count(tokens), count(tokens_max));
                 Kind::TooLong(v1::TooLong { tokens, tokens_max })
@@ -51,6 +55,11 @@ impl TryFrom<v1::ServeError> for ServeError {
     fn try_from(message: v1::ServeError) -> Result<Self, WireError> {
         Ok(match required(message.kind, "failed.kind")? {
             Kind::Overloaded(it) => Self::Overloaded {
+                waiting: size(it.waiting),
+                waiting_max: size(it.waiting_max),
+                retry_after_ms: it.retry_after_ms,
+            },
+            Kind::OverShare(it) => Self::OverShare {
                 waiting: size(it.waiting),
                 waiting_max: size(it.waiting_max),
                 retry_after_ms: it.retry_after_ms,

@@ -4,14 +4,16 @@
 //! the last say that more follows; an [`Assembler`] puts them together again.
 
 use shared::{
-    BlockName, CacheChange, CacheEvent, DecodeEvent, FinishReason, LoadReport, LocateEvent, Miss,
-    OfferEvent, OfferOutcome, PrefillEvent, StartReport, Tier, TokenId, WindowSource, WorkerEvent,
+    BlockName, CacheChange, CacheEvent, CacheQuestion, DecodeEvent, FinishReason, LoadReport,
+    LocateEvent, Miss, OfferEvent, OfferOutcome, PrefillEvent, RANGES, RangeDigests, RangeSet,
+    StartReport, Tier, TokenId, WindowSource, WorkerEvent, WorkerRates,
 };
 
 use super::{
     CHANGE_NAMES_MAX, OBJECTS_MAX, PART_NAMES_MAX, WireError, bounded, names_from_wire,
     names_to_wire, required, v1,
 };
+use v1::ask_request::Question;
 use v1::cache_event::Change;
 use v1::decode_event::Event as Decoded;
 use v1::prefill_event::Event as Prefilled;
@@ -253,6 +255,13 @@ pub(in crate::wire) fn worker_event_part(
         WorkerEvent::Cache(event) => {
             let (change, more) = match &event.change {
                 CacheChange::Cleared => (Change::Cleared(v1::Empty {}), false),
+                CacheChange::RangesCleared(ranges) => {
+                    (Change::RangesCleared(ranges_to_wire(*ranges)), false)
+                }
+                CacheChange::Digests(digests) => {
+                    let digests = v1::Digests { values: digests.values().to_vec() };
+                    (Change::Digests(digests), false)
+                }
                 CacheChange::Stored { tier, names } => {
                     let (blocks, more) = blocks_part(*tier, names, part);
                     (Change::Stored(blocks), more)
@@ -280,6 +289,9 @@ pub(in crate::wire) fn worker_event_part(
                 slots_available: report.slots_available,
                 slots: report.slots,
                 rows_per_second: report.rows_per_second,
+                progress: report.progress,
+                draining: report.draining,
+                rates: Some(rates_to_wire(report.rates)),
             };
             (Told::Load(message), false)
         }
@@ -350,8 +362,21 @@ fn load(message: v1::Load) -> Result<WorkerEvent, WireError> {
         slots_available: message.slots_available,
         slots: message.slots,
         rows_per_second,
+        progress: message.progress,
+        draining: message.draining,
+        rates: message.rates.map_or_else(WorkerRates::default, rates_from_wire),
     };
     Ok(WorkerEvent::Load { worker, report })
+}
+
+fn rates_to_wire(rates: WorkerRates) -> v1::Rates {
+    let WorkerRates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns } = rates;
+    v1::Rates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns }
+}
+
+fn rates_from_wire(message: v1::Rates) -> WorkerRates {
+    let v1::Rates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns } = message;
+    WorkerRates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns }
 }
 
 fn cache_event(message: v1::CacheEvent) -> Result<CacheEvent, WireError> {
@@ -365,6 +390,15 @@ fn cache_event(message: v1::CacheEvent) -> Result<CacheEvent, WireError> {
             CacheChange::Removed { tier, names }
         }
         Change::Cleared(_) => CacheChange::Cleared,
+        Change::RangesCleared(ranges) => {
+            CacheChange::RangesCleared(ranges_from_wire(&ranges, "ranges_cleared.words")?)
+        }
+        Change::Digests(digests) => {
+            let (found, field) = (digests.values.len(), "digests.values");
+            let values = digests.values.try_into();
+            let values = values.map_err(|_| WireError::Count { field, found, expected: RANGES })?;
+            CacheChange::Digests(RangeDigests::from_values(values))
+        }
     };
     Ok(CacheEvent {
         worker: required(message.worker, "cache.worker")?.try_into()?,
@@ -372,6 +406,38 @@ fn cache_event(message: v1::CacheEvent) -> Result<CacheEvent, WireError> {
         sequence: message.sequence,
         change,
     })
+}
+
+/// A question that goes as a call of its own; none for one that a new beginning of the watch asks.
+pub(in crate::wire) fn question_to_wire(question: &CacheQuestion) -> Option<v1::AskRequest> {
+    let question = match question {
+        CacheQuestion::Digests => Question::Digests(v1::Empty {}),
+        CacheQuestion::Ranges(ranges) => Question::Ranges(ranges_to_wire(*ranges)),
+        CacheQuestion::Whole => return None,
+    };
+    Some(v1::AskRequest { question: Some(question) })
+}
+
+pub(in crate::wire) fn question_from_wire(
+    message: v1::AskRequest,
+) -> Result<CacheQuestion, WireError> {
+    Ok(match required(message.question, "question")? {
+        Question::Digests(_) => CacheQuestion::Digests,
+        Question::Ranges(ranges) => {
+            CacheQuestion::Ranges(ranges_from_wire(&ranges, "ranges.words")?)
+        }
+    })
+}
+
+fn ranges_to_wire(ranges: RangeSet) -> v1::Ranges {
+    v1::Ranges { words: ranges.words().to_vec() }
+}
+
+fn ranges_from_wire(message: &v1::Ranges, field: &'static str) -> Result<RangeSet, WireError> {
+    let words = message.words.as_slice().try_into();
+    let found = message.words.len();
+    let words = words.map_err(|_| WireError::Count { field, found, expected: 4 })?;
+    Ok(RangeSet::from_words(words))
 }
 
 fn blocks_from_wire(message: &v1::Blocks) -> Result<(Tier, Vec<BlockName>), WireError> {

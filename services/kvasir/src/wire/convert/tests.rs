@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use prost::Message;
 use shared::{
-    BlockName, CacheChange, CacheEvent, DecodeEvent, DecodeRequest, Descriptor, DpRank, Durability,
-    FinishReason, Generation, Lineage, LoadReport, LocateEvent, Location, Miss, ObjectKey,
-    ObjectKind, OfferEvent, OfferOutcome, PrefillEvent, PrefillRequest, RegionId, RequestContext,
-    RequestId, Root, Sampling, ServeError, SlotIndex, StartReport, TenantTag, Tier, Timestamp,
-    TokenId, TraceContext, WindowSource, WorkerEvent, WorkerId, WorkerRank,
+    BlockName, CacheChange, CacheEvent, CacheQuestion, DecodeEvent, DecodeRequest, Descriptor,
+    DpRank, Durability, FinishReason, Generation, Lineage, LoadReport, LocateEvent, Location, Miss,
+    ObjectKey, ObjectKind, OfferEvent, OfferOutcome, PrefillEvent, PrefillRequest, RangeDigests,
+    RegionId, RequestContext, RequestId, Root, Sampling, ServeError, SlotIndex, StartReport,
+    TenantTag, Tier, Timestamp, TokenId, TraceContext, WindowSource, WorkerEvent, WorkerId,
+    WorkerRank, WorkerRates,
 };
 
 use super::{
     Assembler, OBJECTS_MAX, PART_NAMES_MAX, TEXT_BYTES_MAX, TOKENS_MAX, WireError,
     decode_request_from_wire, decode_request_to_wire, locate_request_from_wire,
     locate_request_to_wire, offer_request_from_wire, offer_request_to_wire,
-    prefill_request_from_wire, prefill_request_to_wire, worker_event_part,
+    prefill_request_from_wire, prefill_request_to_wire, question_from_wire, question_to_wire,
+    worker_event_part,
 };
 use crate::wire::tests::facts;
 use crate::wire::{Facts, v1};
@@ -206,6 +208,7 @@ fn events_of_requests_come_back() {
 fn errors_come_back_as_they_were() {
     let errors = [
         ServeError::Overloaded { waiting: 1, waiting_max: 2, retry_after_ms: 3 },
+        ServeError::OverShare { waiting: 3, waiting_max: 9, retry_after_ms: 4 },
         ServeError::TooLong { tokens: 4, tokens_max: 5 },
         ServeError::NeverFits { slots: 6, slots_max: 7 },
         ServeError::Unsupported { what: "images".to_owned() },
@@ -284,11 +287,18 @@ fn worker_events_come_back_in_as_many_parts_as_they_need() {
         slots_available: 4,
         slots: 5,
         rows_per_second: 6.5,
+        progress: 7,
+        draining: true,
+        rates: WorkerRates { step_ns: 8, restore_host_ns: 9, restore_peer_ns: 10, handoff_ns: 11 },
     };
+    let mut digests = RangeDigests::default();
+    names(900).into_iter().for_each(|name| digests.add(name, Tier::Disk));
     let (stored, removed) = (names(2 * PART_NAMES_MAX + 1), names(PART_NAMES_MAX));
     let cases = [
         (WorkerEvent::Load { worker: worker(1), report }, 1),
         (change(0, CacheChange::Cleared), 1),
+        (change(5, CacheChange::RangesCleared([0, 64, 255].into_iter().collect())), 1),
+        (change(6, CacheChange::Digests(digests)), 1),
         (change(1, CacheChange::Stored { tier: Tier::Device, names: Vec::new() }), 1),
         (change(2, CacheChange::Stored { tier: Tier::Host, names: stored }), 3),
         (change(3, CacheChange::Removed { tier: Tier::Disk, names: removed }), 1),
@@ -304,6 +314,16 @@ fn worker_events_come_back_in_as_many_parts_as_they_need() {
         }
         assert_eq!(assembler.push(last).unwrap(), Some(event));
     }
+}
+
+#[test]
+fn questions_come_back_and_the_one_for_everything_is_none() {
+    let ranges = CacheQuestion::Ranges([1, 77, 200].into_iter().collect());
+    for question in [CacheQuestion::Digests, ranges] {
+        let message = question_to_wire(&question).unwrap();
+        assert_eq!(question_from_wire(through(&message)).unwrap(), question);
+    }
+    assert_eq!(question_to_wire(&CacheQuestion::Whole), None);
 }
 
 #[test]
@@ -422,6 +442,7 @@ fn malformed_events_name_their_field() {
 
 #[test]
 fn malformed_member_messages_name_their_field() {
+    use v1::ask_request::Question;
     use v1::cache_event::Change;
     use v1::worker_event::Event as Told;
 
@@ -458,10 +479,22 @@ fn malformed_member_messages_name_their_field() {
         tenant: 0,
         durability: v1::Durability::Memory.into(),
     };
+    let few = Some(Question::Ranges(v1::Ranges { words: vec![0; 3] }));
+    let few = v1::AskRequest { question: few };
     let cases = [
         (told(None), "event is missing"),
         (cache(Some(worker(1).into()), None), "cache.change is missing"),
         (cache(None, cleared()), "cache.worker is missing"),
+        (
+            cache(None, Some(Change::RangesCleared(v1::Ranges { words: vec![0; 5] }))),
+            "ranges_cleared.words has 5 entries, expected 4",
+        ),
+        (
+            cache(None, Some(Change::Digests(v1::Digests { values: vec![0; 255] }))),
+            "digests.values has 255 entries, expected 256",
+        ),
+        (fault(question_from_wire(v1::AskRequest { question: None })), "question is missing"),
+        (fault(question_from_wire(few)), "ranges.words has 3 entries, expected 4"),
         (blocks(0, 16), "blocks.tier has the unknown value 0"),
         (blocks(1, 17), "blocks.names has 17 bytes"),
         (blocks(1, 16 * (PART_NAMES_MAX + 1)), "blocks.names has 65537 entries"),

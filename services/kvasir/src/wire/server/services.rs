@@ -16,11 +16,11 @@ use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::{EventHub, Facts, Peer, Services, stopped};
+use super::{EventHub, Facts, Peer, RouterHub, RouterNews, Services, stopped};
 use crate::identity::{Service, may_call};
 use crate::wire::convert::{
     decode_request_from_wire, locate_request_from_wire, offer_request_from_wire,
-    prefill_request_from_wire, worker_event_part,
+    prefill_request_from_wire, question_from_wire, worker_event_part,
 };
 use crate::wire::streams::{EventStream, event_stream};
 use crate::wire::{MESSAGE_BYTES_MAX, WireError, v1};
@@ -28,6 +28,7 @@ use v1::decode_server::DecodeServer;
 use v1::events_server::EventsServer;
 use v1::member_server::MemberServer;
 use v1::prefill_server::PrefillServer;
+use v1::routers_server::RoutersServer;
 use v1::store_server::StoreServer;
 
 /// Tokens of an answer that its caller may lag behind: more than a minute of decoding.
@@ -63,7 +64,13 @@ pub(super) fn routes(services: Services, stop: &watch::Receiver<bool>) -> Routes
             .add_service(server.max_decoding_message_size(max).max_encoding_message_size(max));
     }
     if let Some(hub) = services.events {
-        let server = EventsServer::new(EventsService { gate, hub, stop: stop.clone() });
+        let service = EventsService { gate: gate.clone(), hub, stop: stop.clone() };
+        let server = EventsServer::new(service);
+        routes = routes
+            .add_service(server.max_decoding_message_size(max).max_encoding_message_size(max));
+    }
+    if let Some(hub) = services.routers {
+        let server = RoutersServer::new(RoutersService { gate, hub, stop: stop.clone() });
         routes = routes
             .add_service(server.max_decoding_message_size(max).max_encoding_message_size(max));
     }
@@ -235,6 +242,16 @@ impl v1::events_server::Events for EventsService {
         });
         Ok(Response::new(Box::pin(stream)))
     }
+
+    async fn ask(
+        &self,
+        request: Request<v1::AskRequest>,
+    ) -> Result<Response<v1::AskResponse>, Status> {
+        self.gate.admit(&request, Service::Events)?;
+        let question = question_from_wire(request.into_inner());
+        self.hub.ask(question.map_err(|error| malformed(&error))?);
+        Ok(Response::new(v1::AskResponse {}))
+    }
 }
 
 /// A watcher's queue on its way into the stream.
@@ -273,4 +290,50 @@ impl Telling {
         }
         Some(Ok(message))
     }
+}
+
+struct RoutersService {
+    gate: Gate,
+    hub: Arc<RouterHub>,
+    stop: watch::Receiver<bool>,
+}
+
+#[async_trait]
+impl v1::routers_server::Routers for RoutersService {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::RouterNews, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<v1::RoutersRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        self.gate.admit(&request, Service::Routers)?;
+        let news = self
+            .hub
+            .watch()
+            .map_err(|_| Status::resource_exhausted("too many routers watch this one already"))?;
+        let telling = (Some(news), self.stop.clone());
+        let stream = unfold(telling, |(news, stop)| async { next_news(news?, stop).await });
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+/// A watcher's queue, none behind its last word, and when to stop.
+type Listening = (Option<mpsc::Receiver<Arc<RouterNews>>>, watch::Receiver<bool>);
+
+async fn next_news(
+    mut news: mpsc::Receiver<Arc<RouterNews>>,
+    mut stop: watch::Receiver<bool>,
+) -> Option<(Result<v1::RouterNews, Status>, Listening)> {
+    let next = tokio::select! {
+        biased;
+        () = stopped(&mut stop) => return None,
+        next = news.recv() => next,
+    };
+    Some(match next {
+        Some(next) => (Ok(next.as_ref().into()), (Some(news), stop)),
+        None => {
+            let text = "news were taken too slowly; watch again to begin anew";
+            (Err(Status::resource_exhausted(text)), (None, stop))
+        }
+    })
 }

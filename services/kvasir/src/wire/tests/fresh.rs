@@ -10,11 +10,14 @@ use std::path::Path;
 fn generated_code_is_fresh() {
     // Tests run in the folder of their crate; a path fixed at build time could point into another clone.
     let package = Path::new(".");
-    let scratch = tempfile::tempdir().unwrap();
-    let expected = generator::generate(package, scratch.path());
-    let found = fs::read_to_string(package.join("src/wire/generated.rs")).unwrap();
-    assert!(
-        found == expected,
-        "src/wire/generated.rs is not what proto/ generates; run `cargo run --release -p kvasir --example generate_wire -- services/kvasir`"
-    );
+    for generated in generator::ALL {
+        let scratch = tempfile::tempdir().unwrap();
+        let expected = generated.generate(package, scratch.path());
+        let target = generated.target;
+        let found = fs::read_to_string(package.join(target)).unwrap();
+        assert!(
+            found == expected,
+            "{target} is not what proto/ generates; run `cargo run --release -p kvasir --example generate_wire -- services/kvasir`"
+        );
+    }
 }

@@ -4,8 +4,9 @@ use std::fs;
 use std::sync::Arc;
 
 use shared::{
-    BlockName, BlockStore, CacheChange, CacheEvent, Decode, DecodeEvent, Flow, LocateEvent, Miss,
-    Numerics, Prefill, PrefillEvent, RequestContext, ServeError, Tier, WorkerEvent,
+    BlockName, BlockStore, CacheChange, CacheEvent, CacheQuestion, Decode, DecodeEvent, Flow,
+    LocateEvent, Miss, Numerics, Prefill, PrefillEvent, RequestContext, ServeError, Tier,
+    WorkerEvent,
 };
 use tokio::sync::mpsc;
 use tonic::Code;
@@ -177,7 +178,7 @@ async fn certificates_are_taken_anew_without_restart() {
 async fn a_router_that_watches_sees_everything_from_a_cleared_on() {
     let cluster = Cluster::new();
     let (ask, mut asked) = mpsc::unbounded_channel();
-    let hub = EventHub::new(move || ask.send(()).unwrap());
+    let hub = EventHub::new(move |question| ask.send(question).unwrap());
     let services = Services { events: Some(Arc::clone(&hub)), ..services("prefill-2") };
     let server = Server::start(cluster.identity("prefill-2"), services).await;
     let link = cluster.link("router-9", "prefill-2", server.address);
@@ -186,7 +187,7 @@ async fn a_router_that_watches_sees_everything_from_a_cleared_on() {
     let mut worker_sink = hub.sink();
     let mut sequence = 0;
     for round in 0..3 {
-        asked.recv().await.unwrap();
+        assert_eq!(asked.recv().await, Some(CacheQuestion::Whole));
         assert_eq!(told.recv().await, Some(Watched::Begun(Arc::new(facts("prefill-2")))));
         let names = (0..70_000_u32).map(|name| BlockName(u128::from(name).to_be_bytes())).collect();
         let stored = CacheChange::Stored { tier: Tier::Device, names };
@@ -203,7 +204,14 @@ async fn a_router_that_watches_sees_everything_from_a_cleared_on() {
                 assert_eq!(told.recv().await, Some(Watched::Event(event)), "round {round}");
             }
         }
-        watching.begin_anew();
+        // A lost event is asked for without a new beginning.
+        for question in
+            [CacheQuestion::Digests, CacheQuestion::Ranges([0, 255].into_iter().collect())]
+        {
+            watching.ask(&question);
+            assert_eq!(asked.recv().await, Some(question));
+        }
+        watching.ask(&CacheQuestion::Whole);
         assert_eq!(told.recv().await, Some(Watched::Interrupted));
     }
     drop(watching);

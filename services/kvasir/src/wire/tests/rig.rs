@@ -145,6 +145,7 @@ pub(super) fn services(name: &str) -> Services {
         prefill: None,
         store: None,
         events: None,
+        routers: None,
     }
 }
 
@@ -375,5 +376,5 @@ pub(super) fn descriptor(name: u8) -> Descriptor {
 
 /// A hub that nobody asks anything of.
 pub(super) fn silent_hub() -> Arc<EventHub> {
-    EventHub::new(|| {})
+    EventHub::new(|_| {})
 }

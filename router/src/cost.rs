@@ -1,0 +1,332 @@
+//! What a placement costs, in time: queue wait, the lesser of restore and recompute for each cached block, the rows to
+//! compute, hand-off, tail, and what all of it costs the requests that run there.
+//!
+//! Two ways to start are priced. *Direct*: the decode worker computes all that is missing. *Disaggregated*: a prefill
+//! worker computes [H, S) for its own cached prefix H while the decode worker's queue drains; the decode worker reads
+//! what it lacks, while prefill computes, and computes the tail [S, N).
+//!
+//! There are no weights. A millisecond that another request waits counts like one of this request's own, so the least
+//! total is the least sum of waiting times, as far as the measured rates tell.
+
+use std::time::Duration;
+
+use shared::{BLOCK_TOKENS, StartGeometry, Tier};
+
+use crate::config::CostConfig;
+use crate::index::PrefixMatch;
+use crate::pace::Pace;
+
+/// The terms of one candidate. Their sum is what is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Wait until the prefill worker reaches the request.
+    pub prefill_queue: Duration,
+    /// Wait until the decode worker reaches the request, as far as prefill does not cover it.
+    pub decode_queue: Duration,
+    /// Bringing cached blocks to the workers that need them.
+    pub restore: Duration,
+    /// Computing the rows of [0, S) that are not cached, replayed rows included.
+    pub recompute: Duration,
+    /// Visiting the prefill worker and reading of its blocks what was not read while it computed.
+    pub handoff: Duration,
+    /// Computing [S, N) on the decode worker, and the step of running answers that goes with it.
+    pub tail: Duration,
+    /// What the requests running on the decode worker wait longer, all of them together: for the rows computed there, and
+    /// for this request's answer beside theirs.
+    pub interference: Duration,
+}
+
+impl Cost {
+    /// The sum of all terms.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.first_token().saturating_add(self.interference)
+    }
+
+    /// The sum of what the request itself waits for: the expected time to its first token.
+    #[must_use]
+    pub fn first_token(&self) -> Duration {
+        let waits = self.prefill_queue.saturating_add(self.decode_queue);
+        let rows = self.restore.saturating_add(self.recompute);
+        waits.saturating_add(rows).saturating_add(self.handoff).saturating_add(self.tail)
+    }
+
+    /// The sum of the terms before the decode worker takes over.
+    pub(crate) fn prefill_path(&self) -> Duration {
+        self.prefill_queue.saturating_add(self.restore).saturating_add(self.recompute)
+    }
+}
+
+/// A prompt's rows, cut at its hand-off boundary, and the answer that is expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Prompt {
+    /// N.
+    pub(crate) tokens: u32,
+    /// S.
+    pub(crate) boundary: u32,
+    /// Tokens expected to be answered.
+    pub(crate) answer_tokens: u32,
+}
+
+impl Prompt {
+    pub(crate) fn new(tokens: u32, answer_tokens: u32, geometry: StartGeometry) -> Self {
+        Self { tokens, boundary: geometry.boundary(tokens), answer_tokens }
+    }
+
+    /// N - S.
+    pub(crate) fn tail_rows(self) -> u64 {
+        u64::from(self.tokens - self.boundary)
+    }
+
+    /// The blocks of [0, S).
+    pub(crate) fn blocks(self) -> u32 {
+        self.boundary / BLOCK_TOKENS
+    }
+}
+
+/// The prices of one worker: as it measured them, or as configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rates {
+    /// Rows.
+    pub(crate) pace: Pace,
+    /// One step of its running answers; zero while unknown.
+    pub(crate) step: Duration,
+    pub(crate) restore_host: Duration,
+    pub(crate) restore_disk: Duration,
+    pub(crate) restore_remote: Duration,
+    pub(crate) restore_peer: Duration,
+    pub(crate) handoff: Duration,
+}
+
+impl Rates {
+    /// What is believed of a worker that measured nothing.
+    pub(crate) fn configured(pace: Pace, cost: &CostConfig) -> Self {
+        Self {
+            pace,
+            step: Duration::ZERO,
+            restore_host: cost.restore_host,
+            restore_disk: cost.restore_disk,
+            restore_remote: cost.restore_remote,
+            restore_peer: cost.restore_peer,
+            handoff: cost.handoff,
+        }
+    }
+
+    /// Time to bring one block from a tier; nothing from the worker's own slab.
+    fn restore(&self, tier: Tier) -> Duration {
+        match tier {
+            Tier::Device => Duration::ZERO,
+            Tier::Host => self.restore_host,
+            Tier::Disk => self.restore_disk,
+            Tier::Remote => self.restore_remote,
+        }
+    }
+}
+
+/// One worker's side of a prompt: how busy it is, how fast, and how much of [0, S) it can have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Side {
+    pub(crate) queue: Duration,
+    /// Requests in work or waiting there.
+    pub(crate) requests: u32,
+    pub(crate) rates: Rates,
+    pub(crate) cached: PrefixMatch,
+}
+
+impl Side {
+    /// Tokens of the cached prefix.
+    pub(crate) fn cached_tokens(&self) -> u32 {
+        self.cached.reach * BLOCK_TOKENS
+    }
+
+    /// Rows of [0, S) that are not cached.
+    pub(crate) fn missing_rows(&self, prompt: Prompt) -> u32 {
+        prompt.boundary.saturating_sub(self.cached_tokens())
+    }
+
+    /// Rows this worker computes up to S when it computes all that is missing: a start at a cached prefix replays
+    /// some rows to rebuild its windows.
+    pub(crate) fn rows_to_boundary(&self, prompt: Prompt, cost: &CostConfig) -> u64 {
+        let replayed = cost.replay_rows.min(self.cached_tokens());
+        u64::from(self.missing_rows(prompt)) + u64::from(replayed)
+    }
+
+    /// Time to have the cached prefix: for each block the lesser of restoring and recomputing it.
+    fn restore(&self) -> Duration {
+        if self.cached.reach == 0 {
+            return Duration::ZERO;
+        }
+        let recompute = self.rates.pace.time_for(u64::from(BLOCK_TOKENS));
+        let parts = self.cached.reach_by_tier.iter();
+        parts.fold(Duration::ZERO, |sum, (tier, blocks)| {
+            sum.saturating_add(self.rates.restore(tier).min(recompute).saturating_mul(blocks))
+        })
+    }
+
+    /// The tail as decode work: its rows, and the tokens of the running answers that are computed in the same step.
+    fn tail(&self, prompt: Prompt) -> Duration {
+        let step = if self.requests == 0 { Duration::ZERO } else { self.rates.step };
+        self.rates.pace.time_for(prompt.tail_rows()).saturating_add(step)
+    }
+
+    /// What the tail and the answer cost those that run here. Prompt rows put each of them off by their whole time. The
+    /// answer adds a row to each of its steps: the time of a row, but no more than each answer's share of the measured
+    /// step, since what it adds is not more than what those before it added.
+    fn interference(&self, prompt: Prompt) -> Duration {
+        if self.requests == 0 {
+            return Duration::ZERO;
+        }
+        let row = self.rates.pace.time_for(1);
+        let added = match self.rates.step {
+            Duration::ZERO => row,
+            step => row.min(step / self.requests),
+        };
+        let answer = added.saturating_mul(prompt.answer_tokens);
+        let tail = self.rates.pace.time_for(prompt.tail_rows());
+        tail.saturating_add(answer).saturating_mul(self.requests)
+    }
+
+    /// What rows of [0, S) cost those that run here, or will: a decode worker is idle for a moment only, and who comes
+    /// while it computes what a prefill worker could have computed waits for it. So there is always one.
+    fn interference_of_prompt(&self, rows: u64, prompt: Prompt) -> Duration {
+        // Replayed rows alone are no work that a prefill worker would take over.
+        let least = if self.missing_rows(prompt) == 0 { 0 } else { 1 };
+        self.rates.pace.time_for(rows).saturating_mul(self.requests.max(least))
+    }
+}
+
+/// The prefill worker's terms. It works in order of arrival, so nobody before the request waits longer for it.
+pub(crate) fn price_prefill(side: &Side, prompt: Prompt, cost: &CostConfig) -> Cost {
+    Cost {
+        prefill_queue: side.queue,
+        restore: side.restore(),
+        recompute: side.rates.pace.time_for(side.rows_to_boundary(prompt, cost)),
+        ..Cost::default()
+    }
+}
+
+/// The cost of a decode worker that computes everything itself.
+pub(crate) fn price_direct(side: &Side, prompt: Prompt, cost: &CostConfig) -> Cost {
+    let rows = side.rows_to_boundary(prompt, cost);
+    Cost {
+        decode_queue: side.queue,
+        restore: side.restore(),
+        recompute: side.rates.pace.time_for(rows),
+        tail: side.tail(prompt),
+        interference: side
+            .interference(prompt)
+            .saturating_add(side.interference_of_prompt(rows, prompt)),
+        ..Cost::default()
+    }
+}
+
+/// The cost of a decode worker behind a prefill worker.
+pub(crate) fn price_disaggregated(decode: &Side, prefill: &Cost, prompt: Prompt) -> Cost {
+    let read = prompt.blocks().saturating_sub(decode.cached.reach);
+    let reads = decode.rates.restore_peer.saturating_mul(read);
+    Cost {
+        prefill_queue: prefill.prefill_queue,
+        decode_queue: decode.queue.saturating_sub(prefill.prefill_path()),
+        restore: prefill.restore.saturating_add(decode.restore()),
+        recompute: prefill.recompute,
+        // Blocks are read as they are sealed: what takes longer than computing them is waited for.
+        handoff: decode.rates.handoff.saturating_add(reads.saturating_sub(prefill.recompute)),
+        tail: decode.tail(prompt),
+        interference: decode.interference(prompt),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use shared::StartGeometry;
+
+    use super::{Cost, Prompt, Rates, Side, price_direct, price_disaggregated, price_prefill};
+    use crate::config::RouterConfig;
+    use crate::index::{PrefixIndex, PrefixMatch};
+    use crate::pace::Pace;
+    use crate::testing::rank;
+
+    const FLASH: StartGeometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 20 };
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    fn nothing_cached() -> PrefixMatch {
+        PrefixIndex::new(1, 1).match_prefix(&[]).of(rank(0))
+    }
+
+    fn side(requests: u32, change: impl FnOnce(&mut Rates)) -> Side {
+        let cost = RouterConfig::with_defaults(FLASH).cost;
+        let mut rates = Rates::configured(Pace::from_rows_per_second(1_000), &cost);
+        change(&mut rates);
+        Side { queue: Duration::ZERO, requests, rates, cached: nothing_cached() }
+    }
+
+    #[test]
+    fn interference_is_what_the_others_wait() {
+        let cost = RouterConfig::with_defaults(FLASH).cost;
+        let prompt = Prompt::new(1_000, 50, FLASH);
+        // Requests running, measured step in ms, and the interference of direct and split starts in ms.
+        let cases = [
+            // One that will come waits for the 768 rows that prefill could compute.
+            (0, 0, 768, 0),
+            // 1,000 rows or 232 of the tail, and 50 tokens of a row each.
+            (1, 0, 1_000 + 50, 232 + 50),
+            (4, 0, 4 * 1_050, 4 * 282),
+            // An answer's share of the step is less than a row.
+            (4, 2, 4 * 1_000 + 100, 4 * 232 + 100),
+            (4, 40, 4 * 1_050, 4 * 282),
+        ];
+        for (requests, step, direct, split) in cases {
+            let side = side(requests, |rates| rates.step = MS(step));
+            let case = format!("{requests} requests, steps of {step} ms");
+            assert_eq!(price_direct(&side, prompt, &cost).interference, MS(direct), "{case}");
+            let behind = price_disaggregated(&side, &Cost::default(), prompt);
+            assert_eq!(behind.interference, MS(split), "{case}");
+            let shared_step = if requests == 0 { 0 } else { step };
+            assert_eq!(behind.tail, MS(232 + shared_step), "{case}");
+        }
+    }
+
+    #[test]
+    fn reading_counts_as_far_as_computing_does_not_cover_it() {
+        let cost = RouterConfig::with_defaults(FLASH).cost;
+        let prompt = Prompt::new(1_000, 50, FLASH);
+        let prefill = price_prefill(&side(0, |_| ()), prompt, &cost);
+        assert_eq!(prefill.recompute, MS(768));
+        // Six blocks are read; milliseconds per block and for the hand-off, and what is waited for.
+        for (peer, handoff, waited) in [(1, 5, 5), (128, 5, 5), (200, 5, 437), (1, 30, 30)] {
+            let decode = side(0, |rates| {
+                rates.restore_peer = MS(peer);
+                rates.handoff = MS(handoff);
+            });
+            let cost = price_disaggregated(&decode, &prefill, prompt);
+            assert_eq!(cost.handoff, MS(waited), "{peer} ms per block");
+            assert_eq!(cost.first_token(), MS(768 + waited + 232));
+        }
+    }
+
+    /// Why one best prefill worker is enough: whatever the decode worker, a longer prefill path never makes the pair
+    /// cheaper.
+    #[test]
+    fn the_shortest_prefill_path_is_best_for_every_decode_worker() {
+        let cost = RouterConfig::with_defaults(FLASH).cost;
+        let prompt = Prompt::new(7_948, 256, FLASH);
+        let paths: Vec<Cost> = (0..40)
+            .map(|step| {
+                let side = Side { queue: MS(step * 97), ..side(3, |_| ()) };
+                price_prefill(&side, prompt, &cost)
+            })
+            .collect();
+        for (queue, requests, peer) in [(0, 0, 1), (5_000, 9, 30), (9_000, 60, 500), (50_000, 2, 1)]
+        {
+            let decode =
+                Side { queue: MS(queue), ..side(requests, |rates| rates.restore_peer = MS(peer)) };
+            let totals: Vec<Duration> = paths
+                .iter()
+                .map(|path| price_disaggregated(&decode, path, prompt).total())
+                .collect();
+            assert!(totals.is_sorted(), "queue {queue} ms: {totals:?}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The first level: blocks with their names, and for each the exact set of its holders.
+
+use shared::{BlockName, RangeSet, Tier};
+
+use super::Slot;
+use super::blocks::Blocks;
+use super::page::Place;
+use super::sets::{Holder, HolderSets, SetId};
+use super::tiers::TierSet;
+
+/// Blocks moved in one call to give memory back, as a part of the places that are looked at.
+const MOVED_PART: usize = 8;
+
+/// Blocks that are looked for at a time when they do not lie beside each other: as many misses of a cache as a core has in
+/// flight.
+const APPROACHED: usize = 16;
+
+/// The first level.
+#[derive(Debug)]
+pub(super) struct Exact {
+    blocks: Blocks,
+    sets: HolderSets,
+    /// Blocks whose last holders were cleared. Swept a few at a time.
+    dead: usize,
+    /// (block, holder) pairs.
+    entries: usize,
+    entries_max: usize,
+    /// (block, member) pairs that are expected and not held.
+    expected: usize,
+}
+
+/// What a call changed, in (block, holder) pairs of one member.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Altered {
+    pub(super) gained: usize,
+    pub(super) lost: usize,
+    /// Blocks that did not lie beside their predecessor.
+    jumps: usize,
+    /// Blocks that were not there.
+    absent: usize,
+}
+
+/// What became of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The member's part in it was as the change wants it.
+    Same,
+    Changed,
+    /// The member's part was to be added, and the level is full.
+    NoRoom,
+}
+
+/// Blocks that lie side by side and have the same holders.
+pub(super) struct Stretch<'a> {
+    pub(super) count: usize,
+    pub(super) holders: &'a [Holder],
+    /// The nearest tier of a store among the holders.
+    pub(super) store: Option<Tier>,
+    /// The last one.
+    pub(super) last: Place,
+}
+
+/// One change of a set, kept because the next block has mostly the same set.
+#[derive(Clone, Copy)]
+struct Step {
+    from: SetId,
+    to: SetId,
+    old: Holder,
+    new: Holder,
+}
+
+impl Exact {
+    pub(super) fn new(entries_max: usize) -> Self {
+        Self {
+            blocks: Blocks::new(),
+            sets: HolderSets::new(),
+            dead: 0,
+            entries: 0,
+            entries_max,
+            expected: 0,
+        }
+    }
+
+    /// Says what kind of member has this slot, which holds nothing.
+    pub(super) fn set_store(&mut self, slot: Slot, is_store: bool) {
+        self.sets.set_store(slot, is_store);
+    }
+
+    /// Whether the member of this slot is a store.
+    pub(super) fn is_store(&self, slot: Slot) -> bool {
+        self.sets.is_store(slot)
+    }
+
+    /// Changes one member's part in these blocks, and tells for each what became of it.
+    pub(super) fn alter(
+        &mut self,
+        slot: Slot,
+        names: &[BlockName],
+        change: impl Fn(Holder) -> Holder,
+        mut told: impl FnMut(BlockName, Outcome),
+    ) -> Altered {
+        let mut altered = Altered::default();
+        let (mut previous, mut memo, mut seen) = (None, None::<Step>, 0);
+        for (at, &name) in names.iter().enumerate() {
+            // Blocks in sight of each other need no table.
+            if at % APPROACHED == 0 && (at == 0 || altered.jumps + altered.absent != seen) {
+                seen = altered.jumps + altered.absent;
+                self.blocks.approach(&names[at..names.len().min(at + APPROACHED)]);
+            }
+            let found = self.blocks.find(previous, name);
+            altered.absent += usize::from(found.is_none());
+            let from = found.map_or(SetId::EMPTY, |place| self.blocks.set(place));
+            let step = match memo {
+                Some(step) if step.from == from => step,
+                _ => {
+                    let old = self.sets.holder(from, slot);
+                    Step { from, to: from, old, new: change(old) }
+                }
+            };
+            memo = Some(step);
+            altered.jumps += usize::from(found.is_some() && !Place::follows(previous, found));
+            previous = found;
+            if step.old == step.new {
+                told(name, Outcome::Same);
+                continue;
+            }
+            let gains = !step.old.holds() && step.new.holds();
+            if gains && self.entries_max <= self.entries {
+                told(name, Outcome::NoRoom);
+                continue;
+            }
+            told(name, Outcome::Changed);
+            // A set that was computed for the block before has that block now, so it is still the right one.
+            let to = if step.to == from { self.sets.with(from, step.new) } else { step.to };
+            memo = Some(Step { to, ..step });
+            previous = self.set_holders(found, name, (from, to));
+            altered.gained += usize::from(gains);
+            altered.lost += usize::from(step.old.holds() && !step.new.holds());
+            self.entries = self.entries + usize::from(gains)
+                - usize::from(step.old.holds() && !step.new.holds());
+            self.expected = self.expected + usize::from(step.new.expected != 0)
+                - usize::from(step.old.expected != 0);
+        }
+        altered
+    }
+
+    /// Expects these blocks, a prefix in its order, of one member. Blocks it holds already are left as they are.
+    pub(super) fn expect(&mut self, slot: Slot, names: &[BlockName]) {
+        let expect = |part: Holder| {
+            let expected = if part.holds() { 0 } else { part.expected.saturating_add(1) };
+            Holder { expected, ..part }
+        };
+        let altered = self.alter(slot, names, expect, |_, _| ());
+        // The members told of these blocks in another order. Now the order is known.
+        if names.len() < 4 * altered.jumps {
+            let places = names.iter().filter_map(|&name| self.blocks.find(None, name));
+            let places: Vec<Place> = places.collect();
+            self.blocks.gather(&places);
+        }
+    }
+
+    /// Ends one expectation.
+    pub(super) fn unexpect(&mut self, slot: Slot, names: &[BlockName]) {
+        let unexpect = |part: Holder| Holder { expected: part.expected.saturating_sub(1), ..part };
+        self.alter(slot, names, unexpect, |_, _| ());
+    }
+
+    /// Forgets all that a member holds or is expected to hold. Cost: the sets it is in. Answers the pairs it held.
+    pub(super) fn clear(&mut self, slot: Slot) -> usize {
+        let taken = self.sets.take_out(slot);
+        self.entries -= taken.held;
+        self.expected -= taken.expected;
+        self.dead += taken.emptied;
+        taken.held
+    }
+
+    /// Forgets what a member holds in these ranges. Cost: all blocks there. Answers the pairs it held.
+    pub(super) fn clear_ranges(&mut self, slot: Slot, ranges: RangeSet) -> usize {
+        let mut lost = 0;
+        for range in ranges.iter() {
+            let blocks = self.blocks.of_range(range);
+            let held = blocks.filter(|&(_, set)| self.sets.holder(set, slot).holds());
+            let names: Vec<BlockName> = held.map(|(name, _)| name).collect();
+            let emptied = |part: Holder| Holder { tiers: TierSet::EMPTY, ..part };
+            lost += self.alter(slot, &names, emptied, |_, _| ()).lost;
+        }
+        lost
+    }
+
+    /// Takes out blocks without holders and gives memory back, looking at no more than `steps` places.
+    pub(super) fn maintain(&mut self, steps: usize) {
+        let mut left = steps;
+        while 0 < self.dead
+            && let Some((place, set)) = self.blocks.sweep(&mut left)
+        {
+            if self.sets.holders(set).is_empty() {
+                self.blocks.remove(place);
+                self.sets.moved(set, SetId::EMPTY);
+                self.dead -= 1;
+            }
+        }
+        self.blocks.compact(steps / MOVED_PART);
+    }
+
+    /// The holders of the first of `names`, and how many of them lie side by side and have the same holders. `previous`
+    /// is where the name before lies, when that is known. None when nobody holds the first one.
+    pub(super) fn stretch(
+        &self,
+        previous: Option<Place>,
+        names: &[BlockName],
+    ) -> Option<Stretch<'_>> {
+        let first = self.blocks.look_up(previous, *names.first()?)?;
+        let set = self.blocks.set(first);
+        let count = self.blocks.stretch(first, names);
+        let last = first.later(count - 1);
+        let (holders, store) = (self.sets.holders(set), self.sets.store_tier(set));
+        Some(Stretch { count, holders, store, last })
+    }
+
+    /// (block, holder) pairs now.
+    pub(super) fn entries(&self) -> usize {
+        self.entries
+    }
+
+    /// Expected (block, member) pairs now.
+    pub(super) fn expected(&self) -> usize {
+        self.expected
+    }
+
+    /// Distinct blocks that are held or expected.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks.len() - self.dead
+    }
+
+    /// Blocks and sets that are there, those of cleared members among them.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.blocks.len() + self.sets.len() + self.blocks.pages()
+    }
+
+    /// Bytes on the heap, the allocator's own left out.
+    pub(super) fn bytes(&self) -> usize {
+        self.blocks.bytes() + self.sets.bytes()
+    }
+
+    fn set_holders(
+        &mut self,
+        found: Option<Place>,
+        name: BlockName,
+        (from, to): (SetId, SetId),
+    ) -> Option<Place> {
+        let was_dead = from != SetId::EMPTY && self.sets.holders(from).is_empty();
+        self.dead -= usize::from(was_dead);
+        self.sets.moved(from, to);
+        match found {
+            Some(place) if to == SetId::EMPTY => {
+                self.blocks.remove(place);
+                None
+            }
+            Some(place) => {
+                self.blocks.put(place, to);
+                found
+            }
+            None => Some(self.blocks.insert(name, to)),
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Whom to steer away from: broken, stuck, draining and cold workers.
+//!
+//! A [`Life`] per worker that computes, told of placements, reports, ends and outcomes. Only draining is a rule; all else is
+//! advice, which the choice leaves aside when there is nobody else. Nothing here refuses a request.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use shared::{RequestId, Timestamp, WorkerRank};
+
+use crate::config::LifeConfig;
+use crate::loads::{Loads, WorkerLoad};
+use crate::policy::{mix, tie_hash};
+use crate::role::Role;
+use crate::snapshot::LifeSnapshot;
+
+/// Makes the draw for warm-up another one than that for ties.
+const WARM_UP_DRAW: u64 = 0x7761_726d;
+
+/// Why a worker was not considered although it had room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Steer {
+    /// It is new, holds nothing of the prompt, and had its share of such requests.
+    WarmingUp,
+    /// It has work and makes no progress.
+    Wedged,
+    /// Its circuit breaker is open, or a probe is under way.
+    Broken,
+    /// It failed this request before.
+    Excluded,
+    /// It takes nothing new.
+    Draining,
+}
+
+impl Steer {
+    /// All reasons, the weakest first: when all workers have one, those with the weakest are considered. The last is never
+    /// left aside.
+    pub const ALL: [Self; 5] =
+        [Self::WarmingUp, Self::Wedged, Self::Broken, Self::Excluded, Self::Draining];
+
+    /// The word used in metrics and reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::WarmingUp => "warming_up",
+            Self::Wedged => "wedged",
+            Self::Broken => "broken",
+            Self::Excluded => "excluded",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// The state of a worker's circuit breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Breaker {
+    /// Requests go there.
+    Closed,
+    /// Requests go elsewhere for a while.
+    Open,
+    /// The while is over: the next request probes the worker, others go elsewhere until it is known how that went.
+    HalfOpen,
+}
+
+impl Breaker {
+    /// The word used in metrics and reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half_open",
+        }
+    }
+}
+
+/// What happened to workers. All values only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LifeCounters {
+    /// Requests that failed on their worker.
+    pub failures: u64,
+    /// Times a circuit breaker opened, failed probes included.
+    pub breakers_opened: u64,
+    /// Requests that probed a worker.
+    pub probes: u64,
+    /// Times a worker with work was found to make no progress.
+    pub wedged: u64,
+    /// Drains begun.
+    pub drains: u64,
+    /// Draining workers forgotten at their deadline.
+    pub drains_cut_off: u64,
+    /// Requests placed on a worker in spite of a reason against it, since there was no other one.
+    pub overridden: u64,
+    /// Requests that went past a worker that warms up.
+    pub warm_up_passed: u64,
+}
+
+/// All workers that compute.
+#[derive(Debug)]
+pub(crate) struct Lives {
+    config: LifeConfig,
+    seed: u64,
+    workers: Workers,
+    pub(crate) counters: LifeCounters,
+}
+
+/// By role, so that the order is that of `Loads`.
+#[derive(Debug, Default)]
+struct Workers {
+    decode: BTreeMap<WorkerRank, Life>,
+    prefill: BTreeMap<WorkerRank, Life>,
+}
+
+/// What is known of one worker.
+#[derive(Debug)]
+pub(crate) struct Life {
+    /// Failures since the last request that completed.
+    failures: u32,
+    /// Times in a row that the breaker opened.
+    openings: u32,
+    open_until: Option<Timestamp>,
+    probe: Option<RequestId>,
+    draining: Option<Drain>,
+    /// The last progress reported; none before the first report, and then nothing is known.
+    progress: Option<u64>,
+    progressed_at: Timestamp,
+    wedged: bool,
+    served: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Drain {
+    until: Timestamp,
+    /// Whether the worker said so itself; then it can also say the contrary.
+    reported: bool,
+}
+
+/// How a drain was learnt of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DrainSource {
+    Report,
+    Told,
+}
+
+impl Lives {
+    pub(crate) fn new(config: LifeConfig, seed: u64) -> Self {
+        let (workers, counters) = (Workers::default(), LifeCounters::default());
+        Self { config, seed, workers, counters }
+    }
+
+    /// Takes a worker as new and sound. Stores have no life here and are ignored.
+    pub(crate) fn join(&mut self, worker: WorkerRank, role: Role, now: Timestamp) {
+        let life = Life {
+            failures: 0,
+            openings: 0,
+            open_until: None,
+            probe: None,
+            draining: None,
+            progress: None,
+            progressed_at: now,
+            wedged: false,
+            served: 0,
+        };
+        match role {
+            Role::Decode => self.workers.decode.insert(worker, life),
+            Role::Prefill => self.workers.prefill.insert(worker, life),
+            Role::Store => None,
+        };
+    }
+
+    pub(crate) fn leave(&mut self, worker: WorkerRank) {
+        self.workers.decode.remove(&worker);
+        self.workers.prefill.remove(&worker);
+    }
+
+    /// A request is about to be placed; `busy` says whether the worker has others.
+    pub(crate) fn placed(&mut self, worker: WorkerRank, id: RequestId, busy: bool, now: Timestamp) {
+        let Some(life) = self.workers.get_mut(worker) else { return };
+        if !busy {
+            life.progressed_at = now;
+        }
+        if life.breaker(now) == Breaker::HalfOpen && life.probe.is_none() {
+            life.probe = Some(id);
+            self.counters.probes += 1;
+        }
+    }
+
+    /// A placed request is over, however it went.
+    pub(crate) fn finished(&mut self, worker: WorkerRank, id: RequestId) {
+        let Some(life) = self.workers.get_mut(worker) else { return };
+        life.served = life.served.saturating_add(1);
+        if life.probe == Some(id) {
+            life.probe = None;
+        }
+    }
+
+    /// A report came: `progress` as it says; `busy` whether there is work.
+    pub(crate) fn reported(
+        &mut self,
+        worker: WorkerRank,
+        progress: u64,
+        busy: bool,
+        now: Timestamp,
+    ) {
+        let Some(life) = self.workers.get_mut(worker) else { return };
+        if life.progress != Some(progress) || !busy {
+            life.progress = Some(progress);
+            life.progressed(now);
+        }
+    }
+
+    /// A request failed on the worker.
+    pub(crate) fn failed(&mut self, worker: WorkerRank, id: RequestId, now: Timestamp) {
+        let Some(life) = self.workers.get_mut(worker) else { return };
+        self.counters.failures += 1;
+        life.failures = life.failures.saturating_add(1);
+        let (probed, open) = (life.probe == Some(id), life.breaker(now) == Breaker::Open);
+        if probed {
+            life.probe = None;
+        }
+        // While it is open, late failures of earlier requests say nothing new.
+        if open || (life.failures < self.config.failures_max && !probed) {
+            return;
+        }
+        let doubled = self.config.open_min.saturating_mul(1 << life.openings.min(16));
+        life.open_until = Some(now.after(doubled.min(self.config.open_max)));
+        life.openings = life.openings.saturating_add(1);
+        self.counters.breakers_opened += 1;
+    }
+
+    /// A request's prompt was processed there. Enough to close a half-open breaker, since answers may take long; the next
+    /// failure opens it again.
+    pub(crate) fn started(&mut self, worker: WorkerRank, now: Timestamp) {
+        let Some(life) = self.workers.get_mut(worker) else { return };
+        life.progressed(now);
+        if life.breaker(now) == Breaker::HalfOpen {
+            (life.open_until, life.probe) = (None, None);
+        }
+    }
+
+    /// A request ended well there.
+    pub(crate) fn completed(&mut self, worker: WorkerRank, now: Timestamp) {
+        let Some(life) = self.workers.get_mut(worker) else { return };
+        life.progressed(now);
+        // One placed before the breaker opened says little about the worker as it is now.
+        if life.breaker(now) != Breaker::Open {
+            (life.failures, life.openings) = (0, 0);
+            (life.open_until, life.probe) = (None, None);
+        }
+    }
+
+    /// Marks a worker as draining. A drain keeps its first deadline. False when it was marked before or is no member.
+    pub(crate) fn drain(&mut self, worker: WorkerRank, until: Timestamp, by: DrainSource) -> bool {
+        let Some(life) = self.workers.get_mut(worker) else { return false };
+        let until = until.min(life.draining.map_or(until, |drain| drain.until));
+        let new = life.draining.is_none();
+        let reported = by == DrainSource::Report && life.draining.is_none_or(|it| it.reported);
+        life.draining = Some(Drain { until, reported });
+        self.counters.drains += u64::from(new);
+        new
+    }
+
+    /// A worker that said that it drains says that it does not. True when it takes requests again.
+    pub(crate) fn drain_ended(&mut self, worker: WorkerRank) -> bool {
+        let Some(life) = self.workers.get_mut(worker) else { return false };
+        let ended = life.draining.is_some_and(|drain| drain.reported);
+        if ended {
+            life.draining = None;
+        }
+        ended
+    }
+
+    /// Draining workers whose time is over.
+    pub(crate) fn drained_out(&self, now: Timestamp) -> Vec<WorkerRank> {
+        let over = self.workers.iter().filter(|(_, life)| {
+            let until = life.draining.map(|drain| drain.until);
+            until.is_some_and(|until| until <= now)
+        });
+        over.map(|(worker, _)| worker).collect()
+    }
+
+    /// When the next drain is over.
+    pub(crate) fn next_drain(&self) -> Option<Timestamp> {
+        self.workers.iter().filter_map(|(_, life)| life.draining.map(|drain| drain.until)).min()
+    }
+
+    /// Counts workers that became stuck since the last look.
+    pub(crate) fn look(&mut self, loads: &Loads, now: Timestamp) {
+        let after = self.config.wedged_after;
+        for (&worker, life) in self.workers.decode.iter_mut().chain(&mut self.workers.prefill) {
+            let wedged = loads.is_busy(worker) && after <= now.since(life.progressed_at);
+            let wedged = wedged && life.progress.is_some();
+            self.counters.wedged += u64::from(wedged && !life.wedged);
+            life.wedged = wedged;
+        }
+    }
+
+    /// The first time after `now` at which advice about a worker changes by itself.
+    pub(crate) fn next_change(&self, loads: &Loads, now: Timestamp) -> Option<Timestamp> {
+        let after = self.config.wedged_after;
+        let changes = self.workers.iter().flat_map(|(worker, life)| {
+            let judged = life.progress.is_some() && loads.is_busy(worker);
+            let wedged = judged.then(|| life.progressed_at.after(after));
+            [life.open_until, wedged]
+        });
+        changes.flatten().filter(|&at| now < at).min()
+    }
+
+    /// The lives of a role's workers, in the order of their names: those of `Loads` of the same role.
+    pub(crate) fn of_role(&self, role: Role) -> impl Iterator<Item = &Life> {
+        match role {
+            Role::Decode => self.workers.decode.values(),
+            Role::Prefill | Role::Store => self.workers.prefill.values(),
+        }
+    }
+
+    /// The strongest reason against placing a request on this worker, warm-up left out.
+    pub(crate) fn steer(
+        &self,
+        (worker, load): (WorkerRank, &WorkerLoad),
+        life: &Life,
+        excluded: &[WorkerRank],
+        now: Timestamp,
+    ) -> Option<Steer> {
+        if life.draining.is_some() {
+            return Some(Steer::Draining);
+        }
+        if excluded.contains(&worker) {
+            return Some(Steer::Excluded);
+        }
+        let probing = life.breaker(now) == Breaker::HalfOpen && life.probe.is_some();
+        if life.breaker(now) == Breaker::Open || probing {
+            return Some(Steer::Broken);
+        }
+        let still = self.config.wedged_after <= now.since(life.progressed_at);
+        (still && life.progress.is_some() && load.is_busy()).then_some(Steer::Wedged)
+    }
+
+    /// Whether some worker has not served enough yet.
+    pub(crate) fn any_cold(&self) -> bool {
+        self.workers.iter().any(|(_, life)| life.served < self.config.warm_up_requests)
+    }
+
+    /// Whether a worker has served enough.
+    pub(crate) fn is_warm(&self, worker: WorkerRank) -> bool {
+        let life = self.workers.get(worker);
+        life.is_some_and(|life| self.config.warm_up_requests <= life.served)
+    }
+
+    /// Whether a worker is cold and this request, with nothing cached there, is not in its share.
+    pub(crate) fn is_spared(&self, worker: WorkerRank, id: RequestId) -> bool {
+        let Some(life) = self.workers.get(worker) else { return false };
+        let cold = life.served < self.config.warm_up_requests;
+        let drawn = mix(tie_hash(self.seed ^ WARM_UP_DRAW, id, worker)) % 100;
+        cold && u64::from(self.config.warm_up_percent) <= drawn
+    }
+
+    /// Whether a worker drains.
+    pub(crate) fn is_draining(&self, worker: WorkerRank) -> bool {
+        self.workers.get(worker).is_some_and(|life| life.draining.is_some())
+    }
+
+    /// What is known of a worker, in words.
+    pub(crate) fn snapshot(&self, worker: WorkerRank, now: Timestamp) -> LifeSnapshot {
+        let life = self.workers.get(worker);
+        LifeSnapshot {
+            breaker: life.map_or(Breaker::Closed, |life| life.breaker(now)),
+            wedged: life.is_some_and(|life| life.wedged),
+            draining: life.is_some_and(|life| life.draining.is_some()),
+            warming_up: life.is_some_and(|life| life.served < self.config.warm_up_requests),
+        }
+    }
+}
+
+impl Workers {
+    fn get(&self, worker: WorkerRank) -> Option<&Life> {
+        self.decode.get(&worker).or_else(|| self.prefill.get(&worker))
+    }
+
+    fn get_mut(&mut self, worker: WorkerRank) -> Option<&mut Life> {
+        self.decode.get_mut(&worker).or_else(|| self.prefill.get_mut(&worker))
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (WorkerRank, &Life)> {
+        self.decode.iter().chain(&self.prefill).map(|(&worker, life)| (worker, life))
+    }
+}
+
+impl Life {
+    fn breaker(&self, now: Timestamp) -> Breaker {
+        match self.open_until {
+            None => Breaker::Closed,
+            Some(until) if now < until => Breaker::Open,
+            Some(_) => Breaker::HalfOpen,
+        }
+    }
+
+    fn progressed(&mut self, now: Timestamp) {
+        self.progressed_at = now;
+        self.wedged = false;
+    }
+}
