@@ -318,6 +318,8 @@ async fn a_watch_goes_on_at_its_bookmark_and_a_version_too_old_is_listed_anew() 
     let again = api.lines();
     assert!(query(&api.asked(2).await).contains("resourceVersion=77"));
     again.send(line("ERROR", &gone())).unwrap();
+    // The server answers one request at a time.
+    drop(again);
     api.whole(200, list(90, "", &[slice("decode", 88, &[("decode-5", 15, true, false)])]));
     following.sees(&["decode-5"]).await;
     assert!(!query(&api.asked(3).await).contains("watch=1"));
