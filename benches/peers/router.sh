@@ -41,14 +41,16 @@ environment() {
   [ -x "$folder/$1/bin/python" ] || python3 -m venv "$folder/$1"
   "$folder/$1/bin/pip" install --quiet --no-input "$2" >&2
 }
+# Both would listen on one port for their metrics.
+metrics() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 peers=()
 if environment smg smg==1.13.0; then
-  peers+=(--peer "smg=$folder/smg/bin/smg launch --host 127.0.0.1 --port {port} --policy cache_aware --worker-urls {workers}")
+  peers+=(--peer "smg=$folder/smg/bin/smg launch --host 127.0.0.1 --port {port} --prometheus-port $(metrics) --policy cache_aware --worker-urls {workers}")
 else
   say "no SMG: smg 1.13.0 cannot be installed; its rows will be missing"
 fi
 if environment vllm-router vllm-router==0.1.17; then
-  peers+=(--peer "vllm-router=$folder/vllm-router/bin/vllm-router --host 127.0.0.1 --port {port} --policy cache_aware --worker-urls {workers}")
+  peers+=(--peer "vllm-router=$folder/vllm-router/bin/vllm-router --host 127.0.0.1 --port {port} --prometheus-port $(metrics) --policy cache_aware --worker-urls {workers}")
 else
   say "no vllm-router: 0.1.17 cannot be installed; its rows will be missing"
 fi
