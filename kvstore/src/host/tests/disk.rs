@@ -92,6 +92,13 @@ fn frozen(blocks: &Pool, body: impl FnOnce()) {
     freeze(&**blocks.memory(), 0, &mut || body.take().expect("called once")());
 }
 
+/// Looks blocks up and waits until the drive has what that leads to: a lookup is answered before it asks for writes.
+fn look_up(rig: &Rig, disk: &DiskTier, keys: &[ObjectKey]) {
+    drop(rig.locate(keys));
+    settled(rig);
+    assert!(disk.flush(FLUSH));
+}
+
 /// The thread has dealt with everything sent before.
 fn settled(rig: &Rig) {
     assert!(!rig.holds(window_key(99)));
@@ -518,16 +525,13 @@ fn hits_late_in_the_retention_write_blocks_again() {
     let rig = Rig::over(Some(Arc::clone(&disk)), super::config(), |transport| transport);
     offer(&rig, &disk, 0..3);
     clock.advance(Duration::from_secs(500));
-    drop(rig.locate(&keys(0..3)));
-    assert!(disk.flush(FLUSH));
+    look_up(&rig, &disk, &keys(0..3));
     assert_eq!((disk_stats(&rig).written, disk_stats(&rig).reput), (3, 0), "too early");
     clock.advance(Duration::from_secs(250));
-    drop(rig.locate(&keys([0])));
-    assert!(disk.flush(FLUSH));
+    look_up(&rig, &disk, &keys([0]));
     assert_eq!(disk_stats(&rig).reput, 1, "it was found in memory");
     assert_eq!(rig.tier.evict_all(), 3);
-    drop(rig.locate(&keys([0, 1])));
-    assert!(disk.flush(FLUSH));
+    look_up(&rig, &disk, &keys([0, 1]));
     let stats = disk_stats(&rig);
     assert_eq!((stats.reput, stats.written, stats.read), (2, 5, 2), "block 1 was read from disk");
     assert_eq!(stats.read_by_age, [2, 0, 0, 0]);
@@ -550,8 +554,7 @@ fn a_tight_budget_goes_to_blocks_that_were_asked_for_again() {
     assert_eq!(offer(2, OfferOutcome::Stored), [0, 1], "the upper half is spent");
     assert_eq!(offer(2, OfferOutcome::AlreadyHeld), [0, 1, 2], "it was offered twice");
     assert_eq!(offer(3, OfferOutcome::Stored), [0, 1, 2]);
-    drop(rig.locate(&keys([3])));
-    assert!(disk.flush(FLUSH));
+    look_up(&rig, &disk, &keys([3]));
     assert!(disk.contains(name(3)), "it was found by a lookup");
     assert_eq!((disk_stats(&rig).dropped_budget, disk_stats(&rig).written), (2, 4));
 }
