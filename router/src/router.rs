@@ -15,6 +15,8 @@ mod queueing;
 #[cfg(test)]
 mod repair;
 #[cfg(test)]
+mod soak;
+#[cfg(test)]
 mod steering;
 #[cfg(test)]
 mod tests;
