@@ -7,6 +7,8 @@
 //! (`kvasir up`); then [`faults`].
 
 #[cfg(test)]
+mod after;
+#[cfg(test)]
 mod discovery;
 #[cfg(test)]
 mod disk;

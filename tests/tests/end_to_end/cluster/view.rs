@@ -124,7 +124,13 @@ impl View {
         Answer::of(&post(self.clients, CHAT, &body(prompt, 60, false)))
     }
 
-    /// The same from a router that may go away meanwhile.
+    /// Waits for the first token of an answer.
+    pub(super) fn first_token(&self, prompt: &str) {
+        let answer = Answer::of(&post(self.clients, CHAT, &body(prompt, 1, false)));
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+
+    /// The answer's status, from a router that may go away meanwhile.
     pub(super) fn try_ask(&self, prompt: &str) -> io::Result<u16> {
         let body = body(prompt, 60, false);
         try_request(self.clients, "POST", CHAT, &body).map(|response| response.status)
