@@ -39,6 +39,34 @@ need_etcd() {
   command -v etcd >/dev/null 2>&1 || install_package etcd-server
 }
 
+# A test makes certificates as deploy/kubernetes/certificates.sh does.
+need_openssl() {
+  command -v openssl >/dev/null 2>&1 || install_package openssl
+}
+
+# Tests run the client libraries of OpenAI and Anthropic, for Python and JavaScript, in the versions that tests/sdk pins. They lie
+# beside the build and are kept while the pins are the same.
+need_sdks() {
+  local at="${CARGO_TARGET_DIR:-target}/sdks" pins=tests/sdk
+  if ! cmp -s "$pins/requirements.txt" "$at/py/requirements.txt"; then
+    command -v python3 >/dev/null 2>&1 || install_package python3
+    rm -rf "$at/py" && mkdir -p "$at"
+    python3 -m venv "$at/py" || { install_package python3-venv && python3 -m venv "$at/py"; } ||
+      fail "python3 -m venv $at/py failed; install python3 with its venv module"
+    "$at/py/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$pins/requirements.txt" ||
+      fail "the Python client libraries could not be installed from PyPI; with a network, run: . deploy/common.sh && need_sdks"
+    cp "$pins/requirements.txt" "$at/py/requirements.txt"
+  fi
+  cmp -s "$pins/package-lock.json" "$at/js/package-lock.json" && [ -d "$at/js/node_modules/openai" ] && return
+  command -v node >/dev/null 2>&1 || install_package nodejs
+  command -v npm >/dev/null 2>&1 || install_package npm
+  rm -rf "$at/js" && mkdir -p "$at/js" && cp "$pins/package.json" "$pins/package-lock.json" "$at/js/"
+  (cd "$at/js" && npm ci --silent --ignore-scripts --no-audit --no-fund) || {
+    rm -rf "$at/js"
+    fail "the JavaScript client libraries could not be installed from npm; with a network, run: . deploy/common.sh && need_sdks"
+  }
+}
+
 # install_package NAME: by the system's package manager; only Debian's is known here.
 install_package() {
   command -v apt-get >/dev/null 2>&1 || fail "$1 is missing; install it with your package manager, then run this again"

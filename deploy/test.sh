@@ -22,9 +22,11 @@ install() {
   need_rust
   need_libclang
   need_etcd
+  need_openssl
   need_component fmt rustfmt
   need_component clippy
   need_nextest
+  need_sdks
 }
 
 documentation() {

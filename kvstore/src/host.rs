@@ -388,7 +388,7 @@ impl BlockStore for HostTier {
                 // Nobody is left to tell when the sink is closed too.
                 let _: Flow = lookup
                     .sink
-                    .emit(LocateEvent { found: vec![Err(Miss::NoRoom); lookup.keys.len()] });
+                    .emit(LocateEvent::at_once(vec![Err(Miss::NoRoom); lookup.keys.len()]));
                 Ticket::empty()
             }
             Err(Command::Offer(_) | Command::Places(..)) => {
@@ -485,7 +485,7 @@ impl BlockStore for NoStore {
         mut sink: Box<dyn Sink<LocateEvent>>,
     ) -> Ticket {
         // Closed or not, there is nothing more to say.
-        let _: Flow = sink.emit(LocateEvent { found: vec![Err(Miss::NotAsked); keys.len()] });
+        let _: Flow = sink.emit(LocateEvent::at_once(vec![Err(Miss::NotAsked); keys.len()]));
         Ticket::empty()
     }
 

@@ -37,7 +37,7 @@ pub struct RouterConfig {
     /// Default 5 s: a worker says so as soon as a block is sealed, and a prompt in its queue is begun within seconds or
     /// would have been placed elsewhere. 0: nothing is expected.
     pub expected_blocks: Duration,
-    /// Most blocks that are expected at a time, counted for each request and worker. Blocks, default 200,000: 5 s of 200
+    /// Most blocks that are expected at a time, counted for each request, of other routers too, and worker. Blocks, default 200,000: 5 s of 200
     /// requests per second with 100 blocks each at two workers. What is beyond it is not expected, and counted.
     pub expected_blocks_max: usize,
     /// Bounds of the queue and of the workers.
@@ -139,6 +139,9 @@ pub struct LifeConfig {
     /// How long a worker that drains may take for what it has; then it is forgotten with all that runs there. Default 10
     /// min: long answers end, a drain that hangs does not last for ever.
     pub drain_max: Duration,
+    /// How long after a worker left its failures, its circuit breaker, its warm-up and an operator's drain are kept for its
+    /// return. Default 10 min: longer than a restart, shorter than a worker is repaired. 0: who comes back is new.
+    pub remember: Duration,
     /// Requests that a new worker serves before it counts as warm. Requests, 0 (none) and up, default 8.
     pub warm_up_requests: u32,
     /// Share of the requests with nothing cached on it that a worker may get until it is warm, in percent, while warm
@@ -235,6 +238,7 @@ impl RouterConfig {
                 open_max: Duration::from_secs(60),
                 wedged_after: Duration::from_secs(15),
                 drain_max: Duration::from_secs(600),
+                remember: Duration::from_secs(600),
                 warm_up_requests: 8,
                 warm_up_percent: 25,
             },

@@ -5,6 +5,11 @@
 //! worker computes [H, S) for its own cached prefix H while the decode worker's queue drains; the decode worker reads
 //! what it lacks, while prefill computes, and computes the tail [S, N).
 //!
+//! Blocks that are only expected of a worker, since a request placed before is to bring them, are no free hit: who follows
+//! that request waits until it has computed them, or computes them itself, whichever is less. When they will be there is
+//! what was predicted for the last request placed on that worker, so blocks of earlier ones are priced somewhat too
+//! dear, never above their recompute. What the queue or the prefill path takes anyway counts once.
+//!
 //! There are no weights. A millisecond that another request waits counts like one of this request's own, so the least
 //! total is the least sum of waiting times, as far as the measured rates tell.
 
@@ -23,7 +28,7 @@ pub struct Cost {
     pub prefill_queue: Duration,
     /// Wait until the decode worker reaches the request, as far as prefill does not cover it.
     pub decode_queue: Duration,
-    /// Bringing cached blocks to the workers that need them.
+    /// Bringing cached blocks to the workers that need them, and waiting for those that are only expected there.
     pub restore: Duration,
     /// Computing the rows of [0, S) that are not cached, replayed rows included.
     pub recompute: Duration,
@@ -49,6 +54,11 @@ impl Cost {
         let waits = self.prefill_queue.saturating_add(self.decode_queue);
         let rows = self.restore.saturating_add(self.recompute);
         waits.saturating_add(rows).saturating_add(self.handoff).saturating_add(self.tail)
+    }
+
+    /// The time until all of [0, S) is at the decode worker.
+    pub(crate) fn before_tail(&self) -> Duration {
+        self.first_token().saturating_sub(self.tail)
     }
 
     /// The sum of the terms before the decode worker takes over.
@@ -131,12 +141,19 @@ pub(crate) struct Side {
     pub(crate) requests: u32,
     pub(crate) rates: Rates,
     pub(crate) cached: PrefixMatch,
+    /// Time until the blocks that are only expected of it are computed.
+    pub(crate) expected_in: Duration,
 }
 
 impl Side {
-    /// Tokens of the cached prefix.
+    /// Tokens of the cached prefix, those only expected among them.
     pub(crate) fn cached_tokens(&self) -> u32 {
         self.cached.reach * BLOCK_TOKENS
+    }
+
+    /// Tokens of the cached prefix that a request placed here before is to bring.
+    pub(crate) fn expected_tokens(&self) -> u32 {
+        self.cached.expected * BLOCK_TOKENS
     }
 
     /// Rows of [0, S) that are not cached.
@@ -151,14 +168,22 @@ impl Side {
         u64::from(self.missing_rows(prompt)) + u64::from(replayed)
     }
 
-    /// Time to have the cached prefix: for each block the lesser of restoring and recomputing it.
-    fn restore(&self) -> Duration {
-        if self.cached.reach == 0 {
+    /// Time to have the cached prefix: for each block the lesser of restoring and recomputing it; for those only expected the
+    /// lesser of recomputing all and waiting for them beyond `covered`, which is waited for anyway.
+    fn restore(&self, covered: Duration) -> Duration {
+        let at_hand = self.cached.reach_by_tier.of(Tier::Device);
+        if self.cached.reach == at_hand && self.cached.expected == 0 {
             return Duration::ZERO;
         }
         let recompute = self.rates.pace.time_for(u64::from(BLOCK_TOKENS));
+        let expected = match self.cached.expected {
+            0 => Duration::ZERO,
+            blocks => {
+                self.expected_in.saturating_sub(covered).min(recompute.saturating_mul(blocks))
+            }
+        };
         let parts = self.cached.reach_by_tier.iter();
-        parts.fold(Duration::ZERO, |sum, (tier, blocks)| {
+        parts.fold(expected, |sum, (tier, blocks)| {
             sum.saturating_add(self.rates.restore(tier).min(recompute).saturating_mul(blocks))
         })
     }
@@ -199,7 +224,7 @@ impl Side {
 pub(crate) fn price_prefill(side: &Side, prompt: Prompt, cost: &CostConfig) -> Cost {
     Cost {
         prefill_queue: side.queue,
-        restore: side.restore(),
+        restore: side.restore(side.queue),
         recompute: side.rates.pace.time_for(side.rows_to_boundary(prompt, cost)),
         ..Cost::default()
     }
@@ -210,7 +235,7 @@ pub(crate) fn price_direct(side: &Side, prompt: Prompt, cost: &CostConfig) -> Co
     let rows = side.rows_to_boundary(prompt, cost);
     Cost {
         decode_queue: side.queue,
-        restore: side.restore(),
+        restore: side.restore(side.queue),
         recompute: side.rates.pace.time_for(rows),
         tail: side.tail(prompt),
         interference: side
@@ -224,10 +249,11 @@ pub(crate) fn price_direct(side: &Side, prompt: Prompt, cost: &CostConfig) -> Co
 pub(crate) fn price_disaggregated(decode: &Side, prefill: &Cost, prompt: Prompt) -> Cost {
     let read = prompt.blocks().saturating_sub(decode.cached.reach);
     let reads = decode.rates.restore_peer.saturating_mul(read);
+    let covered = decode.queue.max(prefill.prefill_path());
     Cost {
         prefill_queue: prefill.prefill_queue,
         decode_queue: decode.queue.saturating_sub(prefill.prefill_path()),
-        restore: prefill.restore.saturating_add(decode.restore()),
+        restore: prefill.restore.saturating_add(decode.restore(covered)),
         recompute: prefill.recompute,
         // Blocks are read as they are sealed: what takes longer than computing them is waited for.
         handoff: decode.rates.handoff.saturating_add(reads.saturating_sub(prefill.recompute)),
@@ -238,15 +264,17 @@ pub(crate) fn price_disaggregated(decode: &Side, prefill: &Cost, prompt: Prompt)
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
-    use shared::StartGeometry;
+    use shared::{CacheChange, CacheEvent, StartGeometry, Tier, Timestamp};
 
     use super::{Cost, Prompt, Rates, Side, price_direct, price_disaggregated, price_prefill};
     use crate::config::RouterConfig;
     use crate::index::{PrefixIndex, PrefixMatch};
     use crate::pace::Pace;
-    use crate::testing::rank;
+    use crate::role::Role;
+    use crate::testing::{names, rank};
 
     const FLASH: StartGeometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 20 };
     const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -259,7 +287,49 @@ mod tests {
         let cost = RouterConfig::with_defaults(FLASH).cost;
         let mut rates = Rates::configured(Pace::from_rows_per_second(1_000), &cost);
         change(&mut rates);
-        Side { queue: Duration::ZERO, requests, rates, cached: nothing_cached() }
+        let (queue, expected_in) = (Duration::ZERO, Duration::ZERO);
+        Side { queue, requests, rates, cached: nothing_cached(), expected_in }
+    }
+
+    /// A side whose worker holds the first `held` blocks in its device memory and is expected to hold as many more.
+    fn expecting(held: u32, expected: u32, queue: Duration, expected_in: Duration) -> Side {
+        let mut index = PrefixIndex::new(1, 100).with_expectations(100);
+        index.join(rank(0), Role::Decode).expect("room");
+        let all = names(1, held + expected);
+        let held = usize::try_from(held).expect("few");
+        let change = CacheChange::Stored { tier: Tier::Device, names: all[..held].to_vec() };
+        index.apply(&CacheEvent { worker: rank(0), incarnation: 1, sequence: 0, change });
+        index.expect(rank(0), &Arc::from(&all[..]), Timestamp(1));
+        let cached = index.match_prefix(&all).of(rank(0));
+        Side { queue, expected_in, cached, ..side(0, |_| ()) }
+    }
+
+    #[test]
+    fn expected_blocks_cost_the_lesser_of_waiting_and_recompute() {
+        let cost = RouterConfig::with_defaults(FLASH).cost;
+        let prompt = Prompt::new(1_000, 50, FLASH);
+        // Blocks held and expected; queue and time until those are there; the path of a prefill worker; what is waited
+        // for besides queue and path by a direct start, and by one behind that worker. All in ms; a block is 128 ms.
+        let cases = [
+            ((6, 0), (0, 500), 0, 0, 0),
+            ((0, 6), (0, 0), 0, 0, 0),
+            ((0, 6), (0, 500), 0, 500, 500),
+            ((4, 2), (0, 500), 0, 256, 256),
+            ((0, 6), (0, 5_000), 0, 768, 768),
+            ((0, 6), (400, 500), 0, 100, 100),
+            ((0, 6), (400, 500), 450, 100, 50),
+            ((0, 6), (900, 500), 0, 0, 0),
+        ];
+        for ((held, expected), (queue, due), path, direct, split) in cases {
+            let case = format!("{held} + {expected} blocks, queue {queue}, due {due}, path {path}");
+            let side = expecting(held, expected, MS(queue), MS(due));
+            assert_eq!(side.expected_tokens(), expected * 128, "{case}");
+            assert_eq!(side.cached_tokens(), 768, "{case}");
+            assert_eq!(price_direct(&side, prompt, &cost).restore, MS(direct), "{case}");
+            assert_eq!(price_prefill(&side, prompt, &cost).restore, MS(direct), "{case}");
+            let prefill = Cost { recompute: MS(path), ..Cost::default() };
+            assert_eq!(price_disaggregated(&side, &prefill, prompt).restore, MS(split), "{case}");
+        }
     }
 
     #[test]
@@ -320,8 +390,13 @@ mod tests {
             .collect();
         for (queue, requests, peer) in [(0, 0, 1), (5_000, 9, 30), (9_000, 60, 500), (50_000, 2, 1)]
         {
-            let decode =
-                Side { queue: MS(queue), ..side(requests, |rates| rates.restore_peer = MS(peer)) };
+            let cached = expecting(0, 50, Duration::ZERO, Duration::ZERO).cached;
+            let decode = Side {
+                queue: MS(queue),
+                cached,
+                expected_in: MS(9_000),
+                ..side(requests, |rates| rates.restore_peer = MS(peer))
+            };
             let totals: Vec<Duration> = paths
                 .iter()
                 .map(|path| price_disaggregated(&decode, path, prompt).total())

@@ -137,6 +137,8 @@ pub struct PrefixIndex {
     exact: Exact,
     drives: Drives,
     expectations: Expectations,
+    /// Expectations that do not count yet; see [`PrefixIndex::expect_soon`].
+    unsettled: Vec<(Slot, Arc<[BlockName]>)>,
     members: Vec<Option<Member>>,
     /// By slot, also of members that left.
     names: Vec<WorkerRank>,
@@ -167,6 +169,7 @@ impl PrefixIndex {
             exact: Exact::new(entries_max.min(ENTRIES_LIMIT)),
             drives: Drives::new(0),
             expectations: Expectations::new(0),
+            unsettled: Vec::new(),
             members: Vec::new(),
             names: Vec::new(),
             names_in_order: true,
@@ -230,6 +233,7 @@ impl PrefixIndex {
     /// Forgets a member and all it holds. Unknown members are ignored.
     pub fn leave(&mut self, worker: WorkerRank) {
         let Some(&slot) = self.slots.get(&worker) else { return };
+        self.settle();
         self.clear(slot);
         self.expectations.forget(slot);
         self.slots.remove(&worker);
@@ -272,6 +276,7 @@ impl PrefixIndex {
 
     /// Drops the entries of a stale member that does not say what it holds. Its view stays stale. Cost as for a clear.
     pub fn distrust(&mut self, worker: WorkerRank) {
+        self.settle();
         if let Some(&slot) = self.slots.get(&worker)
             && self.member(slot).state == ViewState::Stale
         {
@@ -294,7 +299,9 @@ impl PrefixIndex {
             return Applied::OldIncarnation;
         }
         let restarted = seen && member.incarnation < event.incarnation;
-        let expected = if seen && !restarted { member.sequence_next } else { 0 };
+        let sequence_next = member.sequence_next;
+        self.settle();
+        let expected = if seen && !restarted { sequence_next } else { 0 };
         if event.sequence < expected {
             self.counters.events_duplicate += 1;
             return Applied::Duplicate;
@@ -324,20 +331,35 @@ impl PrefixIndex {
     /// may end early when the block is removed and expected again meanwhile, never late. Strangers and stores are ignored; what
     /// does not fit `with_expectations` is counted.
     pub fn expect(&mut self, worker: WorkerRank, names: &Arc<[BlockName]>, until: Timestamp) {
+        self.expect_soon(worker, names, until);
+        self.settle();
+    }
+
+    /// The same, but it counts from the next call of [`Self::settle`] on, or of another method that changes the index. So a
+    /// placement can be told before the time is spent that this takes.
+    pub fn expect_soon(&mut self, worker: WorkerRank, names: &Arc<[BlockName]>, until: Timestamp) {
         let Some(&slot) = self.slots.get(&worker) else { return };
         if self.exact.is_store(slot) {
             return;
         }
         let expectation = Expectation { slot, names: Arc::clone(names) };
         if self.expectations.push(until, expectation) {
-            self.exact.expect(slot, names);
+            self.unsettled.push((slot, Arc::clone(names)));
         } else {
             self.counters.expected_dropped_full += counted(names.len());
         }
     }
 
+    /// Counts what is expected by now. Call it before a match that must count it.
+    pub fn settle(&mut self) {
+        for (slot, names) in self.unsettled.drain(..) {
+            self.exact.expect(slot, &names);
+        }
+    }
+
     /// Ends the expectations whose time came. Call it before a match that must not count them.
     pub fn expire(&mut self, now: Timestamp) {
+        self.settle();
         while let Some(ended) = self.expectations.pop_ended(now) {
             self.exact.unexpect(ended.slot, &ended.names);
         }

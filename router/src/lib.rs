@@ -47,14 +47,16 @@ pub use index::{
     Applied, IndexCounters, JoinError, PrefixIndex, PrefixMatch, PrefixMatches, TierCounts,
     ViewState,
 };
-pub use life::{Breaker, LifeCounters, Steer};
+pub use life::{Breaker, DrainSource, LifeCounters, Steer};
 pub use policy::Policy;
 pub use records::{
-    Candidate, Considered, DecisionRecord, PlacementKind, PredictionCounters, PrefillCandidate,
-    StartOutcome, Steered,
+    Candidate, Considered, DecisionRecord, EndOutcome, LegEnd, PlacementKind, PredictionCounters,
+    PrefillCandidate, StartOutcome, Steered,
 };
 pub use role::Role;
-pub use router::{Action, PEER_REFRESH, PEER_SILENCE, PeerSnapshot, Reservation, Router};
+pub use router::{
+    Action, PEER_REFRESH, PEER_SILENCE, PeerSnapshot, RESERVED_NAMES_MAX, Reservation, Router,
+};
 pub use snapshot::{
     LifeSnapshot, LoadSnapshot, PlacedCounters, RateSnapshot, RefusedCounters, ResyncCounters,
     RouterSnapshot, WorkerSnapshot,

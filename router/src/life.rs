@@ -3,6 +3,8 @@
 //! A [`Life`] per worker that computes, told of placements, reports, ends and outcomes. Only draining is a rule; all else is
 //! advice, which the choice leaves aside when there is nobody else. Nothing here refuses a request.
 
+mod drains;
+mod memory;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +17,10 @@ use crate::loads::{Loads, WorkerLoad};
 use crate::policy::{mix, tie_hash};
 use crate::role::Role;
 use crate::snapshot::LifeSnapshot;
+use drains::Drains;
+use memory::Memory;
+
+pub use drains::DrainSource;
 
 /// Makes the draw for warm-up another one than that for ties.
 const WARM_UP_DRAW: u64 = 0x7761_726d;
@@ -95,6 +101,8 @@ pub struct LifeCounters {
     pub overridden: u64,
     /// Requests that went past a worker that warms up.
     pub warm_up_passed: u64,
+    /// Workers that came back and were remembered.
+    pub returned: u64,
 }
 
 /// All workers that compute.
@@ -103,6 +111,7 @@ pub(crate) struct Lives {
     config: LifeConfig,
     seed: u64,
     workers: Workers,
+    memory: Memory,
     pub(crate) counters: LifeCounters,
 }
 
@@ -122,7 +131,7 @@ pub(crate) struct Life {
     openings: u32,
     open_until: Option<Timestamp>,
     probe: Option<RequestId>,
-    draining: Option<Drain>,
+    drains: Drains,
     /// The last progress reported; none before the first report, and then nothing is known.
     progress: Option<u64>,
     progressed_at: Timestamp,
@@ -130,39 +139,18 @@ pub(crate) struct Life {
     served: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Drain {
-    until: Timestamp,
-    /// Whether the worker said so itself; then it can also say the contrary.
-    reported: bool,
-}
-
-/// How a drain was learnt of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DrainSource {
-    Report,
-    Told,
-}
-
 impl Lives {
     pub(crate) fn new(config: LifeConfig, seed: u64) -> Self {
         let (workers, counters) = (Workers::default(), LifeCounters::default());
-        Self { config, seed, workers, counters }
+        let memory = Memory::new(config.remember);
+        Self { config, seed, workers, memory, counters }
     }
 
-    /// Takes a worker as new and sound. Stores have no life here and are ignored.
+    /// Takes a worker as it was when it left, or as new and sound. Stores have no life here and are ignored.
     pub(crate) fn join(&mut self, worker: WorkerRank, role: Role, now: Timestamp) {
-        let life = Life {
-            failures: 0,
-            openings: 0,
-            open_until: None,
-            probe: None,
-            draining: None,
-            progress: None,
-            progressed_at: now,
-            wedged: false,
-            served: 0,
-        };
+        let remembered = self.memory.take(worker, role, now);
+        self.counters.returned += u64::from(remembered.is_some());
+        let life = remembered.unwrap_or_else(|| Life::new(now));
         match role {
             Role::Decode => self.workers.decode.insert(worker, life),
             Role::Prefill => self.workers.prefill.insert(worker, life),
@@ -170,9 +158,19 @@ impl Lives {
         };
     }
 
-    pub(crate) fn leave(&mut self, worker: WorkerRank) {
-        self.workers.decode.remove(&worker);
-        self.workers.prefill.remove(&worker);
+    /// Lets a worker go, and remembers it for a while.
+    pub(crate) fn leave(&mut self, worker: WorkerRank, now: Timestamp) {
+        if let Some(life) = self.workers.decode.remove(&worker) {
+            self.memory.put(worker, Role::Decode, life, now);
+        }
+        if let Some(life) = self.workers.prefill.remove(&worker) {
+            self.memory.put(worker, Role::Prefill, life, now);
+        }
+    }
+
+    /// Workers that are away and remembered.
+    pub(crate) fn remembered(&self) -> usize {
+        self.memory.len()
     }
 
     /// A request is about to be placed; `busy` says whether the worker has others.
@@ -211,9 +209,10 @@ impl Lives {
         }
     }
 
-    /// A request failed on the worker.
+    /// A request failed on the worker, which may have left by now: often that is why it failed.
     pub(crate) fn failed(&mut self, worker: WorkerRank, id: RequestId, now: Timestamp) {
-        let Some(life) = self.workers.get_mut(worker) else { return };
+        let away = self.memory.get_mut(worker);
+        let Some(life) = self.workers.get_mut(worker).or(away) else { return };
         self.counters.failures += 1;
         life.failures = life.failures.saturating_add(1);
         let (probed, open) = (life.probe == Some(id), life.breaker(now) == Breaker::Open);
@@ -251,31 +250,25 @@ impl Lives {
         }
     }
 
-    /// Marks a worker as draining. A drain keeps its first deadline. False when it was marked before or is no member.
+    /// Marks a worker as draining. A drain keeps its first deadline. False when it drained before or is no member.
     pub(crate) fn drain(&mut self, worker: WorkerRank, until: Timestamp, by: DrainSource) -> bool {
         let Some(life) = self.workers.get_mut(worker) else { return false };
-        let until = until.min(life.draining.map_or(until, |drain| drain.until));
-        let new = life.draining.is_none();
-        let reported = by == DrainSource::Report && life.draining.is_none_or(|it| it.reported);
-        life.draining = Some(Drain { until, reported });
+        let new = life.drains.by().is_none();
+        life.drains.begin(by, until);
         self.counters.drains += u64::from(new);
         new
     }
 
-    /// A worker that said that it drains says that it does not. True when it takes requests again.
-    pub(crate) fn drain_ended(&mut self, worker: WorkerRank) -> bool {
+    /// Who said that a worker drains says that it does not. True when it takes requests again.
+    pub(crate) fn drain_ended(&mut self, worker: WorkerRank, by: DrainSource) -> bool {
         let Some(life) = self.workers.get_mut(worker) else { return false };
-        let ended = life.draining.is_some_and(|drain| drain.reported);
-        if ended {
-            life.draining = None;
-        }
-        ended
+        life.drains.end(by) && life.drains.by().is_none()
     }
 
     /// Draining workers whose time is over.
     pub(crate) fn drained_out(&self, now: Timestamp) -> Vec<WorkerRank> {
         let over = self.workers.iter().filter(|(_, life)| {
-            let until = life.draining.map(|drain| drain.until);
+            let until = life.drains.until();
             until.is_some_and(|until| until <= now)
         });
         over.map(|(worker, _)| worker).collect()
@@ -283,7 +276,7 @@ impl Lives {
 
     /// When the next drain is over.
     pub(crate) fn next_drain(&self) -> Option<Timestamp> {
-        self.workers.iter().filter_map(|(_, life)| life.draining.map(|drain| drain.until)).min()
+        self.workers.iter().filter_map(|(_, life)| life.drains.until()).min()
     }
 
     /// Counts workers that became stuck since the last look.
@@ -324,7 +317,7 @@ impl Lives {
         excluded: &[WorkerRank],
         now: Timestamp,
     ) -> Option<Steer> {
-        if life.draining.is_some() {
+        if life.drains.by().is_some() {
             return Some(Steer::Draining);
         }
         if excluded.contains(&worker) {
@@ -344,22 +337,22 @@ impl Lives {
     }
 
     /// Whether a worker has served enough.
-    pub(crate) fn is_warm(&self, worker: WorkerRank) -> bool {
-        let life = self.workers.get(worker);
-        life.is_some_and(|life| self.config.warm_up_requests <= life.served)
+    pub(crate) fn is_warm(&self, life: &Life) -> bool {
+        self.config.warm_up_requests <= life.served
     }
 
     /// Whether a worker is cold and this request, with nothing cached there, is not in its share.
-    pub(crate) fn is_spared(&self, worker: WorkerRank, id: RequestId) -> bool {
-        let Some(life) = self.workers.get(worker) else { return false };
-        let cold = life.served < self.config.warm_up_requests;
+    pub(crate) fn is_spared(&self, (worker, life): (WorkerRank, &Life), id: RequestId) -> bool {
+        if self.is_warm(life) {
+            return false;
+        }
         let drawn = mix(tie_hash(self.seed ^ WARM_UP_DRAW, id, worker)) % 100;
-        cold && u64::from(self.config.warm_up_percent) <= drawn
+        u64::from(self.config.warm_up_percent) <= drawn
     }
 
     /// Whether a worker drains.
     pub(crate) fn is_draining(&self, worker: WorkerRank) -> bool {
-        self.workers.get(worker).is_some_and(|life| life.draining.is_some())
+        self.workers.get(worker).is_some_and(|life| life.drains.by().is_some())
     }
 
     /// What is known of a worker, in words.
@@ -368,7 +361,7 @@ impl Lives {
         LifeSnapshot {
             breaker: life.map_or(Breaker::Closed, |life| life.breaker(now)),
             wedged: life.is_some_and(|life| life.wedged),
-            draining: life.is_some_and(|life| life.draining.is_some()),
+            draining: life.and_then(|life| life.drains.by()),
             warming_up: life.is_some_and(|life| life.served < self.config.warm_up_requests),
         }
     }
@@ -389,6 +382,32 @@ impl Workers {
 }
 
 impl Life {
+    fn new(now: Timestamp) -> Self {
+        Self {
+            failures: 0,
+            openings: 0,
+            open_until: None,
+            probe: None,
+            drains: Drains::default(),
+            progress: None,
+            progressed_at: now,
+            wedged: false,
+            served: 0,
+        }
+    }
+
+    /// What is worth remembering of a worker that leaves: failures, breaker, what it served, an operator's drain. Its requests
+    /// and its progress are those of a process that may be gone.
+    fn left(self, now: Timestamp) -> Self {
+        let drains = self.drains.remembered(now);
+        Self { probe: None, drains, progress: None, wedged: false, ..self }
+    }
+
+    /// The same when it comes back.
+    fn back(self, now: Timestamp) -> Self {
+        Self { progressed_at: now, ..self.left(now) }
+    }
+
     fn breaker(&self, now: Timestamp) -> Breaker {
         match self.open_until {
             None => Breaker::Closed,

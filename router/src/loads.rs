@@ -38,6 +38,8 @@ pub(crate) struct WorkerLoad {
     placed: u32,
     /// Whether this is a decode worker.
     holds_to_the_end: bool,
+    /// When the blocks that placed requests are to bring here are all computed, as predicted.
+    expected_at: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +113,13 @@ impl Loads {
         }
     }
 
+    /// Says when a request placed at a worker is predicted to have computed or read its blocks.
+    pub(crate) fn expect(&mut self, worker: WorkerRank, at: Timestamp) {
+        if let Some(load) = self.load_mut(worker) {
+            load.expected_at = load.expected_at.max(at);
+        }
+    }
+
     /// Ends a request at a worker; what it had left to compute is given back.
     pub(crate) fn finish(&mut self, worker: WorkerRank, id: RequestId, now: Timestamp) {
         if let Some(load) = self.load_mut(worker) {
@@ -167,6 +176,7 @@ impl WorkerLoad {
             settled_at: now,
             placed: 0,
             holds_to_the_end,
+            expected_at: now,
         }
     }
 
@@ -200,12 +210,19 @@ impl WorkerLoad {
     /// Rows expected to be waiting.
     pub(crate) fn rows(&self, now: Timestamp) -> u64 {
         let placed: u64 = self.recent.iter().map(|recent| recent.rows).sum();
-        self.reported_rows.saturating_add(placed).saturating_sub(self.drained(now))
+        let rows = self.reported_rows.saturating_add(placed);
+        // An idle worker costs no division.
+        if rows == 0 { 0 } else { rows.saturating_sub(self.drained(now)) }
     }
 
     /// Time until a request that arrives now is reached.
     pub(crate) fn queue_wait(&self, now: Timestamp) -> Duration {
         self.rates.pace.time_for(self.rows(now))
+    }
+
+    /// Time until the blocks of all requests placed here are computed, as predicted when they were placed.
+    pub(crate) fn expected_in(&self, now: Timestamp) -> Duration {
+        self.expected_at.since(now)
     }
 
     fn drained(&self, now: Timestamp) -> u64 {
@@ -249,10 +266,19 @@ impl WorkerLoad {
 
     /// Takes what the worker measured; what it did not stays as it is.
     fn take_rates(&mut self, measured: WorkerRates) {
-        let WorkerRates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns } = measured;
+        let WorkerRates {
+            step_ns,
+            restore_host_ns,
+            restore_disk_ns,
+            restore_remote_ns,
+            restore_peer_ns,
+            handoff_ns,
+        } = measured;
         let rates = [
             (step_ns, &mut self.rates.step),
             (restore_host_ns, &mut self.rates.restore_host),
+            (restore_disk_ns, &mut self.rates.restore_disk),
+            (restore_remote_ns, &mut self.rates.restore_remote),
             (restore_peer_ns, &mut self.rates.restore_peer),
             (handoff_ns, &mut self.rates.handoff),
         ];
@@ -265,6 +291,10 @@ impl WorkerLoad {
 
     fn requests(&self, stale: Duration, now: Timestamp) -> u32 {
         let fresh = self.report.filter(|report| now < report.at.after(stale));
+        let reported = fresh.map_or(0, |report| report.requests);
+        if self.recent.is_empty() {
+            return reported;
+        }
         let mut left = self.drained(now).saturating_sub(self.reported_rows);
         let undrained = self.recent.iter().filter(|recent| {
             let waiting = left < recent.rows;
@@ -272,7 +302,7 @@ impl WorkerLoad {
             waiting
         });
         let undrained = u32::try_from(undrained.count()).unwrap_or(u32::MAX);
-        fresh.map_or(0, |report| report.requests).saturating_add(undrained)
+        reported.saturating_add(undrained)
     }
 
     fn relief(&self, stale: Duration, now: Timestamp) -> Option<Timestamp> {
@@ -396,6 +426,7 @@ mod tests {
         let ms = Duration::from_millis;
         let rates = WorkerRates {
             restore_peer_ns: 3_000_000,
+            restore_disk_ns: 4_000_000,
             step_ns: 9_000_000,
             ..WorkerRates::default()
         };
@@ -403,6 +434,10 @@ mod tests {
             loads.report(rank(0), &LoadReport { rates, ..LoadReport::default() }, at(0));
             let known = loads.of(rank(0)).expect("a member").rates();
             assert_eq!((known.restore_peer, known.step), (ms(3), ms(9)));
+            assert_eq!(
+                (known.restore_disk, known.restore_remote),
+                (ms(4), configured.restore_remote)
+            );
             assert_eq!(
                 (known.restore_host, known.handoff),
                 (configured.restore_host, configured.handoff)

@@ -6,14 +6,15 @@
 //! reads, and that measures how long reading takes. So the pair's cost never falls when P's path gets longer, whatever
 //! D is. This holds as long as no rate belongs to the pair, such as a link between two hosts.
 
+use std::fmt;
 use std::time::Duration;
 
 use shared::{PlaceRequest, Placement, Tier, Timestamp, WorkerRank};
 
 use crate::config::RouterConfig;
 use crate::cost::{Prompt, Side, price_direct, price_disaggregated, price_prefill};
-use crate::index::{PrefixIndex, PrefixMatches};
-use crate::life::{Lives, Steer};
+use crate::index::{PrefixIndex, PrefixMatch, PrefixMatches};
+use crate::life::{Life, Lives, Steer};
 use crate::loads::{Loads, WorkerLoad};
 use crate::policy::{Draw, Order, Policy, Seen, mix, order};
 use crate::records::{Candidate, Considered, PlacementKind, PrefillCandidate, Steered};
@@ -77,13 +78,21 @@ pub(crate) enum Blocked {
 
 /// The workers of one role, parted by what is known about them.
 struct Field<'a> {
-    /// Those that may be chosen, at their bound or not.
-    open: Vec<(WorkerRank, &'a WorkerLoad)>,
+    /// Those that may be chosen, at their bound or not, in the order of their names.
+    open: Vec<Open<'a>>,
     steered: Vec<Steered>,
     /// Whether those that may be chosen all have a reason against them.
     overridden: bool,
     /// Whether any worker of the role takes requests.
     exists: bool,
+}
+
+/// A worker that may be chosen.
+#[derive(Clone, Copy)]
+struct Open<'a> {
+    worker: WorkerRank,
+    load: &'a WorkerLoad,
+    life: &'a Life,
 }
 
 /// Chooses the workers of a request. Fails with what is full.
@@ -107,14 +116,15 @@ pub(crate) fn choose(request: &PlaceRequest, facts: Facts<'_>) -> Result<Choice,
 
     let mut field = field(facts.loads.decode(), Role::Decode, request, facts);
     let bound = config.admission.decode_running_max;
-    field.open.retain(|(_, load)| load.placed() < bound);
+    field.open.retain(|it| it.load.placed() < bound);
     if field.open.is_empty() {
         return Err(Blocked::Decode);
     }
     spare_cold(&mut field, request, &matches, facts);
-    let start = |&(worker, load): &(WorkerRank, &WorkerLoad)| {
+    let mut found = matches.in_order();
+    let start = |&it: &Open<'_>| {
         let prefill = (prefill.as_ref(), prefill_field.exists);
-        decode_start((worker, load), prefill, prompt, (&matches, facts))
+        decode_start(it.worker, side(it, found.of(it.worker), facts), prefill, prompt, facts)
     };
     let decodes: Vec<DecodeStart> = field.open.iter().filter_map(start).collect();
     let seen: Vec<Seen> = decodes.iter().map(see_decode).collect();
@@ -192,21 +202,21 @@ fn field<'a>(
     let mut doubtful = Vec::new();
     for ((worker, load), life) in workers.zip(facts.lives.of_role(role)) {
         match facts.lives.steer((worker, load), life, &request.excluded, facts.now) {
-            None => field.open.push((worker, load)),
+            None => field.open.push(Open { worker, load, life }),
             Some(Steer::Draining) => {
                 field.steered.push(Steered { worker, why: Steer::Draining });
             }
-            Some(why) => doubtful.push((worker, load, why)),
+            Some(why) => doubtful.push((Open { worker, load, life }, why)),
         }
     }
     field.exists = !field.open.is_empty() || !doubtful.is_empty();
     field.overridden = field.open.is_empty() && !doubtful.is_empty();
-    let weakest = doubtful.iter().map(|(.., why)| *why).min();
-    for (worker, load, why) in doubtful {
+    let weakest = doubtful.iter().map(|(_, why)| *why).min();
+    for (it, why) in doubtful {
         if field.overridden && Some(why) == weakest {
-            field.open.push((worker, load));
+            field.open.push(it);
         } else {
-            field.steered.push(Steered { worker, why });
+            field.steered.push(Steered { worker: it.worker, why });
         }
     }
     field
@@ -220,19 +230,15 @@ fn spare_cold(
     matches: &PrefixMatches,
     facts: Facts<'_>,
 ) {
-    let has_warm = |&(worker, _): &(WorkerRank, &WorkerLoad)| facts.lives.is_warm(worker);
-    if !facts.lives.any_cold() || !field.open.iter().any(has_warm) {
+    if !facts.lives.any_cold() || !field.open.iter().any(|it| facts.lives.is_warm(it.life)) {
         return;
     }
-    let cold = |&(worker, _): &(WorkerRank, &WorkerLoad)| {
-        matches.of(worker).leading.of(Tier::Device) == 0
-            && facts.lives.is_spared(worker, request.id)
-    };
     let steered = &mut field.steered;
     field.open.retain(|it| {
-        let spared = cold(it);
+        let spared = facts.lives.is_spared((it.worker, it.life), request.id)
+            && matches.of(it.worker).leading.of(Tier::Device) == 0;
         if spared {
-            steered.push(Steered { worker: it.0, why: Steer::WarmingUp });
+            steered.push(Steered { worker: it.worker, why: Steer::WarmingUp });
         }
         !spared
     });
@@ -249,15 +255,17 @@ fn prefill_starts(
         return Vec::new();
     }
     let bound = facts.config.admission.prefill_running_max;
-    field.open.retain(|(_, load)| facts.loads.requests(load, facts.now) < bound);
+    field.open.retain(|it| facts.loads.requests(it.load, facts.now) < bound);
     spare_cold(field, request, matches, facts);
     let cost = &facts.config.cost;
-    let starts = field.open.iter().map(|&(worker, load)| {
-        let side = side(worker, load, matches, facts);
+    let mut found = matches.in_order();
+    let starts = field.open.iter().map(|&it| {
+        let side = side(it, found.of(it.worker), facts);
         let candidate = PrefillCandidate {
-            prefill: worker,
+            prefill: it.worker,
             cost: price_prefill(&side, prompt, cost),
             cached_tokens: side.cached_tokens(),
+            expected_tokens: side.expected_tokens(),
             requests: side.requests,
         };
         PrefillStart { candidate, rows: side.rows_to_boundary(prompt, cost) }
@@ -267,13 +275,13 @@ fn prefill_starts(
 
 /// The better way to start on one decode worker; none when it needs prefill and no prefill worker is free.
 fn decode_start(
-    (worker, load): (WorkerRank, &WorkerLoad),
+    worker: WorkerRank,
+    side: Side,
     (prefill, has_prefill): (Option<&PrefillStart>, bool),
     prompt: Prompt,
-    (matches, facts): (&PrefixMatches, Facts<'_>),
+    facts: Facts<'_>,
 ) -> Option<DecodeStart> {
     let cost = &facts.config.cost;
-    let side = side(worker, load, matches, facts);
     let start = |kind, prefill, cost, rows| DecodeStart {
         kind,
         candidate: Candidate {
@@ -281,14 +289,16 @@ fn decode_start(
             prefill,
             cost,
             cached_tokens: side.cached_tokens(),
+            expected_tokens: side.expected_tokens(),
             requests: side.requests,
         },
         rows,
         queue: side.queue,
     };
-    let direct_cost = || price_direct(&side, prompt, cost);
-    let direct_rows = side.rows_to_boundary(prompt, cost) + prompt.tail_rows();
-    let direct = |kind| start(kind, None, direct_cost(), direct_rows);
+    let direct = |kind| {
+        let rows = side.rows_to_boundary(prompt, cost) + prompt.tail_rows();
+        start(kind, None, price_direct(&side, prompt, cost), rows)
+    };
     let missing = side.missing_rows(prompt);
     if prompt.boundary == 0 {
         return Some(direct(PlacementKind::ShortPrompt));
@@ -304,19 +314,23 @@ fn decode_start(
         return short.then(|| direct(PlacementKind::PrefillBusy));
     };
     let split_cost = price_disaggregated(&side, &prefill.candidate.cost, prompt);
-    if short && direct_cost().total() <= split_cost.total() {
-        return Some(direct(PlacementKind::DirectCheaper));
+    if short {
+        let direct = direct(PlacementKind::DirectCheaper);
+        if direct.candidate.cost.total() <= split_cost.total() {
+            return Some(direct);
+        }
     }
     let with = Some(prefill.candidate.prefill);
     Some(start(PlacementKind::Disaggregated, with, split_cost, prompt.tail_rows()))
 }
 
-fn side(worker: WorkerRank, load: &WorkerLoad, matches: &PrefixMatches, facts: Facts<'_>) -> Side {
+fn side(Open { load, .. }: Open<'_>, cached: PrefixMatch, facts: Facts<'_>) -> Side {
     Side {
         queue: load.queue_wait(facts.now),
         requests: facts.loads.requests(load, facts.now).max(load.running()),
         rates: load.rates(),
-        cached: matches.of(worker),
+        cached,
+        expected_in: load.expected_in(facts.now),
     }
 }
 
@@ -327,7 +341,7 @@ fn see_decode(start: &DecodeStart) -> Seen {
 }
 
 fn see_prefill(start: &PrefillStart) -> Seen {
-    let PrefillCandidate { prefill, cost, cached_tokens, requests } = start.candidate;
+    let PrefillCandidate { prefill, cost, cached_tokens, requests, .. } = start.candidate;
     let cached_blocks = cached_tokens / shared::BLOCK_TOKENS;
     let queue = cost.prefill_queue;
     Seen { worker: prefill, total: cost.total(), queue, requests, cached_blocks }
@@ -335,12 +349,12 @@ fn see_prefill(start: &PrefillStart) -> Seen {
 
 /// One line for people.
 fn reason(start: &DecodeStart, prompt: Prompt, policy: Policy) -> String {
-    let Candidate { decode, cached_tokens, cost, .. } = &start.candidate;
-    let (tokens, boundary) = (prompt.tokens, prompt.boundary);
-    let ms = |time: Duration| {
-        let tenths = time.saturating_add(Duration::from_micros(50)).as_micros() / 100;
-        format!("{}.{}", tenths / 10, tenths % 10)
+    let Candidate { decode, cached_tokens, expected_tokens, cost, .. } = &start.candidate;
+    let expected = match expected_tokens {
+        0 => String::new(),
+        tokens => format!(", {tokens} of them only expected"),
     };
+    let (tokens, boundary) = (prompt.tokens, prompt.boundary);
     let why = match (start.kind, start.candidate.prefill) {
         (PlacementKind::ShortPrompt, _) => {
             format!("direct, {tokens} tokens are too few for prefill")
@@ -353,15 +367,26 @@ fn reason(start: &DecodeStart, prompt: Prompt, policy: Policy) -> String {
         (PlacementKind::Disaggregated, None) => unreachable!("this kind names its prefill worker"),
     };
     format!(
-        "{policy}: decode {decode}, {why}; {cached_tokens} of {boundary} tokens cached, {} ms = queue {} + restore {} + \
+        "{policy}: decode {decode}, {why}; {cached_tokens} of {boundary} tokens cached{expected}, {} ms = queue {} + restore {} + \
          recompute {} + hand-off {} + tail {} + interference {}",
-        ms(cost.total()),
-        ms(cost.prefill_queue.saturating_add(cost.decode_queue)),
-        ms(cost.restore),
-        ms(cost.recompute),
-        ms(cost.handoff),
-        ms(cost.tail),
-        ms(cost.interference),
+        Tenths(cost.total()),
+        Tenths(cost.prefill_queue.saturating_add(cost.decode_queue)),
+        Tenths(cost.restore),
+        Tenths(cost.recompute),
+        Tenths(cost.handoff),
+        Tenths(cost.tail),
+        Tenths(cost.interference),
         policy = policy.as_str(),
     )
+}
+
+/// A time in milliseconds, with tenths. Each decision writes seven, so in 64 bits and without memory of their own.
+struct Tenths(Duration);
+
+impl fmt::Display for Tenths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.0.saturating_add(Duration::from_micros(50)).as_micros();
+        let tenths = u64::try_from(micros).unwrap_or(u64::MAX) / 100;
+        write!(f, "{}.{}", tenths / 10, tenths % 10)
+    }
 }

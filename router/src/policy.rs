@@ -7,6 +7,7 @@
 //! Under every policy a miss, a request of which nobody holds anything, is decided by load alone: the policies that
 //! look at cached blocks then see equal ones.
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use shared::{RequestId, WorkerRank};
@@ -100,24 +101,25 @@ pub(crate) struct Order {
 
 /// Finds the best `kept` candidates, at least one if there is any.
 pub(crate) fn order(policy: Policy, draw: &Draw, seen: &[Seen], kept: usize) -> Order {
-    let mut keys: Vec<_> = keys(policy, draw, seen)
-        .into_iter()
-        .zip(seen)
-        .enumerate()
-        .map(|(at, (key, seen))| (key, tie_hash(draw.seed, draw.id, seen.worker), seen.worker, at))
-        .collect();
-    let best = keys.iter().map(|(key, ..)| *key).min();
-    let tied = keys.iter().filter(|(key, ..)| Some(*key) == best).count();
     let kept = kept.max(1);
-    if kept < keys.len() {
-        keys.select_nth_unstable(kept);
-        keys.truncate(kept);
+    let mut best: Vec<(Key, u64, WorkerRank, usize)> = Vec::with_capacity(kept.min(seen.len()) + 1);
+    let mut tied = 0;
+    for (at, (key, seen)) in keys(policy, draw, seen).into_iter().zip(seen).enumerate() {
+        match best.first().map_or(Ordering::Less, |(least, ..)| key.cmp(least)) {
+            Ordering::Less => tied = 1,
+            Ordering::Equal => tied += 1,
+            Ordering::Greater => {}
+        }
+        // Most of a large fleet ends here.
+        if best.len() == kept && best.last().is_some_and(|(most, ..)| *most < key) {
+            continue;
+        }
+        let entry = (key, tie_hash(draw.seed, draw.id, seen.worker), seen.worker, at);
+        let place = best.partition_point(|better| *better < entry);
+        best.insert(place, entry);
+        best.truncate(kept);
     }
-    keys.sort_unstable();
-    Order {
-        best_first: keys.into_iter().map(|(.., at)| at).collect(),
-        tied: u32::try_from(tied).unwrap_or(u32::MAX),
-    }
+    Order { best_first: best.into_iter().map(|(.., at)| at).collect(), tied }
 }
 
 fn keys(policy: Policy, draw: &Draw, seen: &[Seen]) -> Vec<Key> {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use shared::{LegOutcome, Priority, RequestId, StartReport, TenantTag, Timestamp, WorkerRank};
+use shared::{Priority, RequestId, StartReport, TenantTag, Timestamp, WorkerRank};
 
 use crate::cost::Cost;
 use crate::life::Steer;
@@ -62,6 +62,8 @@ pub struct Candidate {
     pub cost: Cost,
     /// Tokens of [0, S) that it could have had without prefill.
     pub cached_tokens: u32,
+    /// Those of them that it does not hold yet: a request placed there before is expected to bring them.
+    pub expected_tokens: u32,
     /// Requests expected in work or waiting there.
     pub requests: u32,
 }
@@ -75,6 +77,8 @@ pub struct PrefillCandidate {
     pub cost: Cost,
     /// Tokens of [0, S) that it could have had without computing them.
     pub cached_tokens: u32,
+    /// Those of them that it does not hold yet: a request placed there before is expected to bring them.
+    pub expected_tokens: u32,
     /// Requests expected in work or waiting there.
     pub requests: u32,
 }
@@ -108,6 +112,54 @@ pub struct StartOutcome {
     pub after: Duration,
     /// What the worker reports. `DecisionRecord::expected_cached_tokens` were expected.
     pub report: StartReport,
+}
+
+/// How a placed request ended on its decode worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndOutcome {
+    /// From its placement to its end.
+    pub after: Duration,
+    /// How.
+    pub how: LegEnd,
+}
+
+/// The ways in which a placement ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LegEnd {
+    /// The answer came to its end.
+    Completed {
+        /// Its tokens, those of earlier placements not counted.
+        tokens: u32,
+    },
+    /// The worker went away or broke the request.
+    Failed,
+    /// The worker was shutting down and did not take the request.
+    Draining,
+    /// Its caller let go of it and said nothing of how it went: a client that left, or a refusal that says nothing about
+    /// the worker.
+    LetGo,
+}
+
+impl LegEnd {
+    /// The word used in reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed { .. } => "finished",
+            Self::Failed => "failed",
+            Self::Draining => "draining",
+            Self::LetGo => "let go",
+        }
+    }
+
+    /// Tokens of a completed answer.
+    #[must_use]
+    pub fn tokens(self) -> Option<u32> {
+        match self {
+            Self::Completed { tokens } => Some(tokens),
+            Self::Failed | Self::Draining | Self::LetGo => None,
+        }
+    }
 }
 
 /// One decision: what was known, what was chosen, what came of it.
@@ -145,8 +197,17 @@ pub struct DecisionRecord {
     pub considered: Considered,
     /// How it started; none until its worker said so.
     pub started: Option<StartOutcome>,
-    /// How it ended, if its caller said so; never [`LegOutcome::Started`].
-    pub ended: Option<LegOutcome>,
+    /// How it ended; none while it runs.
+    pub ended: Option<EndOutcome>,
+}
+
+impl DecisionRecord {
+    /// Notes an end. What the caller says of it counts more than that it let go, whichever is heard of first.
+    pub(crate) fn end(&mut self, how: LegEnd, now: Timestamp) {
+        if self.ended.is_none_or(|ended| ended.how == LegEnd::LetGo) {
+            self.ended = Some(EndOutcome { after: now.since(self.at), how });
+        }
+    }
 }
 
 /// Prediction and outcome of all requests whose start was reported, as sums: a ratio of two of them weighs each token

@@ -22,11 +22,12 @@ mod steering;
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use shared::{
-    CacheChange, CacheEvent, CacheQuestion, LoadReport, Placement, RequestId, ServeError,
-    Timestamp, WorkerEvent, WorkerRank,
+    BlockName, CacheChange, CacheEvent, CacheQuestion, LoadReport, Placement, RequestId,
+    ServeError, Timestamp, WorkerEvent, WorkerRank,
 };
 
 use crate::admission::Completions;
@@ -37,7 +38,7 @@ use crate::life::Lives;
 use crate::loads::Loads;
 use crate::place::Facts;
 use crate::queue::{Queue, QueueLimits};
-use crate::records::{DecisionLog, DecisionRecord, Expected, PredictionCounters};
+use crate::records::{DecisionLog, DecisionRecord, Expected, LegEnd, PredictionCounters};
 use crate::resync::{Resyncs, Step};
 use crate::role::Role;
 use crate::snapshot::{
@@ -46,7 +47,7 @@ use crate::snapshot::{
 };
 use peers::Peers;
 
-pub use peers::{PEER_REFRESH, PEER_SILENCE, PeerSnapshot, Reservation};
+pub use peers::{PEER_REFRESH, PEER_SILENCE, PeerSnapshot, RESERVED_NAMES_MAX, Reservation};
 
 /// How often workers are looked at for having become stuck; only the counter of such workers waits for it.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
@@ -109,6 +110,8 @@ struct Running {
     prefill: Option<WorkerRank>,
     decode_rows: u64,
     prefill_rows: u64,
+    /// Of the prompt's whole blocks.
+    names: Arc<[BlockName]>,
     /// None once it started.
     expected: Option<Expected>,
 }
@@ -195,7 +198,7 @@ impl Router {
         self.prefill_state += u64::from(self.index.role(worker) == Some(Role::Prefill));
         self.index.leave(worker);
         self.loads.leave(worker);
-        self.lives.leave(worker);
+        self.lives.leave(worker, now);
         self.peers.worker_left(worker);
         self.resyncs.settled(worker);
         let (loads, counters) = (&mut self.loads, &mut self.counters);
@@ -238,6 +241,11 @@ impl Router {
             for worker in [Some(running.decode), running.prefill].into_iter().flatten() {
                 self.loads.finish(worker, id, now);
                 self.lives.finished(worker, id);
+            }
+            if let Some(record) = self.decisions.of_mut(id)
+                && record.chosen.decode == running.decode
+            {
+                record.end(LegEnd::LetGo, now);
             }
             self.completions.note(now);
             self.counters.finished += 1;
@@ -312,6 +320,7 @@ impl Router {
             tenants,
             tenants_waiting,
             life: self.lives.counters,
+            remembered: self.lives.remembered(),
             predictions: self.counters.predictions,
             answer_tokens: self.answers.tokens(),
             overtaken: self.counters.overtaken,

@@ -6,7 +6,7 @@ use shared::WorkerRank;
 
 use crate::cost::Rates;
 use crate::index::{IndexCounters, ViewState};
-use crate::life::{Breaker, LifeCounters};
+use crate::life::{Breaker, DrainSource, LifeCounters};
 use crate::policy::Policy;
 use crate::records::{PlacementKind, PredictionCounters};
 use crate::role::Role;
@@ -45,6 +45,8 @@ pub struct RouterSnapshot {
     pub tenants_waiting: usize,
     /// Counters of what happened to workers.
     pub life: LifeCounters,
+    /// Workers that left and are remembered for their return; at most 512.
+    pub remembered: usize,
     /// Counters of predictions and their outcomes.
     pub predictions: PredictionCounters,
     /// Tokens of an answer, learned from those that ended.
@@ -116,8 +118,8 @@ pub struct LifeSnapshot {
     pub breaker: Breaker,
     /// Whether it has work and makes no progress.
     pub wedged: bool,
-    /// Whether it takes nothing new.
-    pub draining: bool,
+    /// Who said first that it takes nothing new; none while it takes requests.
+    pub draining: Option<DrainSource>,
     /// Whether it has not served enough requests yet to get as many as others.
     pub warming_up: bool,
 }
@@ -129,9 +131,9 @@ pub struct RateSnapshot {
     pub step: Duration,
     /// One block from a store's host memory.
     pub restore_host: Duration,
-    /// One block from a store's drive. As configured.
+    /// One block from a store's drive.
     pub restore_disk: Duration,
-    /// One block from another node or an object store. As configured.
+    /// One block from an object store.
     pub restore_remote: Duration,
     /// One block from a prefill worker.
     pub restore_peer: Duration,

@@ -55,6 +55,18 @@ pub enum ServeError {
         /// The feature, in the caller's words.
         what: String,
     },
+    /// The grammar that the answer is to follow cannot be served. Said before any other work.
+    #[error("the grammar is refused: {what}")]
+    GrammarRefused {
+        /// The feature, or what is wrong with the text, in the caller's words.
+        what: String,
+    },
+    /// The grammar that the answer was following went beyond its limits of time or size, or leaves no token to go on with.
+    #[error("the answer ends here: {what}")]
+    GrammarFailed {
+        /// Which limit, and what to change.
+        what: String,
+    },
     /// The names of the request differ from those recomputed from its tokens: sender and receiver disagree on
     /// model, layout, numerics, tenant or secret.
     #[error(

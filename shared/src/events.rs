@@ -1,11 +1,13 @@
 //! Events that come back through the borders, and those that workers publish about themselves.
 
+use crate::constraints::TokenLogprobs;
 use crate::errors::ServeError;
 use crate::ids::{TokenId, WorkerRank};
 use crate::names::BlockName;
 use crate::objects::{Descriptor, ObjectKey, Tier};
 use crate::ranges::{RangeDigests, RangeSet};
 use crate::requests::Placement;
+use crate::restores::Brought;
 
 /// Where the encoder windows at a start came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +67,8 @@ pub enum FinishReason {
 pub enum DecodeEvent {
     /// Prompt processed; the first token follows. Sent once, also when the request is later preempted and resumed.
     Started(StartReport),
-    /// The next token of the answer, the stop token included.
-    Token(TokenId),
+    /// The next token of the answer, the stop token included, and its log probabilities if the request asked for them.
+    Token(TokenId, Option<Box<TokenLogprobs>>),
     /// The answer is complete.
     Finished(FinishReason),
     /// The answer could not be completed. Tokens sent before remain valid.
@@ -116,6 +118,16 @@ pub enum PlaceEvent {
 pub struct LocateEvent {
     /// One answer per key, in the order asked.
     pub found: Vec<Found>,
+    /// Which of them were waited for.
+    pub brought: Brought,
+}
+
+impl LocateEvent {
+    /// An answer for which nothing had to be brought up.
+    #[must_use]
+    pub fn at_once(found: Vec<Found>) -> Self {
+        Self { found, brought: Brought::default() }
+    }
 }
 
 /// Where an object can be read, or why it cannot.
@@ -273,6 +285,10 @@ pub struct WorkerRates {
     pub step_ns: u64,
     /// Reading one block from a store's host memory.
     pub restore_host_ns: u64,
+    /// The same of one that a lookup brought up from the store's drive, the wait for it included.
+    pub restore_disk_ns: u64,
+    /// The same of one that it brought from the object store.
+    pub restore_remote_ns: u64,
     /// Reading one block from a prefill worker.
     pub restore_peer_ns: u64,
     /// From the end of prefill's work to its last block being here, beyond what reading its blocks takes one by one; for
@@ -293,7 +309,7 @@ pub struct LoadReport {
     pub slots_available: u32,
     /// Slots of the pool.
     pub slots: u32,
-    /// Measured rows per second of recent steps; 0 while unknown.
+    /// Measured rows per second of a full step: see [`StepPace`](crate::StepPace); 0 while unknown.
     pub rows_per_second: f64,
     /// Rises with rows computed and tokens emitted, and with each look of a worker that has nothing to compute now. While it
     /// stands still, a worker with work is stuck.

@@ -12,6 +12,7 @@
 
 pub mod borders;
 pub mod clock;
+pub mod constraints;
 pub mod errors;
 pub mod events;
 pub mod groups;
@@ -19,8 +20,10 @@ pub mod ids;
 pub mod layout;
 pub mod names;
 pub mod objects;
+pub mod pace;
 pub mod ranges;
 pub mod requests;
+pub mod restores;
 pub mod start;
 
 pub use borders::{
@@ -28,6 +31,10 @@ pub use borders::{
     SlotMemory, Ticket,
 };
 pub use clock::{Clock, ManualClock, MeanTime, Timestamp};
+pub use constraints::{
+    Constraint, GRAMMAR_BYTES_MAX, Grammar, LOGIT_BIAS_MAX, LOGPROBS_MAX, LogitBias,
+    TRIGGER_TOKENS_MAX, TokenLogprobs,
+};
 pub use errors::ServeError;
 pub use events::{
     CacheChange, CacheEvent, CacheQuestion, DecodeEvent, FinishReason, Found, LegOutcome,
@@ -42,8 +49,10 @@ pub use ids::{
 pub use layout::{BLOCK_TOKENS, KvLayout, KvShape, LayoutError, SourceLayout, SourceShape};
 pub use names::{BlockName, Lineage, MediaRun, Numerics, Root, RootInputs, block_names, next_name};
 pub use objects::{Descriptor, Location, ObjectKey, ObjectKind, Tier};
+pub use pace::StepPace;
 pub use ranges::{RANGES, RangeDigests, RangeSet, range_of};
 pub use requests::{
     DecodeRequest, PlaceRequest, Placement, PrefillRequest, Priority, Sampling, SessionKey,
 };
+pub use restores::{Brought, RestoreTimes};
 pub use start::StartGeometry;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
+use crate::constraints::{Constraint, LogitBias};
 use crate::ids::{
     RequestContext, RequestId, TenantId, TenantTag, TokenId, TraceContext, WorkerRank,
 };
@@ -15,13 +16,29 @@ pub struct Sampling {
     pub temperature: f32,
     /// Keep the smallest set of tokens whose probability reaches this, in 0..=1; 1 keeps all.
     pub top_p: f32,
+    /// Keep this many of the most probable tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the tokens that have at least this share of the most probable one's probability, in 0..=1; 0 keeps all.
+    pub min_p: f32,
+    /// Taken from a token's logit for each time it was emitted in this answer. Finite; 0 is off.
+    pub frequency_penalty: f32,
+    /// Taken from a token's logit if it was emitted in this answer at all. Finite; 0 is off.
+    pub presence_penalty: f32,
     /// Key of the counter-based noise: same seed, prompt and parameters give the same answer.
     pub seed: u64,
 }
 
 impl Sampling {
     /// Greedy decoding.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_p: 1.0,
+        top_k: 0,
+        min_p: 0.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+        seed: 0,
+    };
 
     /// Whether the draw is the argmax.
     #[must_use]
@@ -51,6 +68,13 @@ pub struct DecodeRequest {
     pub lineage: Lineage,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// What is added to logits before the draw. Empty for none.
+    pub logit_bias: LogitBias,
+    /// How many alternatives are reported with each token's log probability, at most
+    /// [`LOGPROBS_MAX`](crate::LOGPROBS_MAX); none: no log probabilities at all.
+    pub logprobs: Option<u8>,
+    /// The language of the answer; none: it is free.
+    pub constraint: Option<Arc<Constraint>>,
     /// Tokens that end the answer; the one that does is emitted last.
     pub stop_ids: Vec<TokenId>,
     /// Bound of the answer in tokens, at least 1, `emitted` included.

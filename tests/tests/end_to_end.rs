@@ -6,3 +6,5 @@ mod explain;
 mod faults;
 mod kv;
 mod life;
+mod public;
+mod sdk;

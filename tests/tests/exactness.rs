@@ -23,7 +23,7 @@ use shared::{
 
 use crate::process::seedling;
 
-const SAMPLING: Sampling = Sampling { temperature: 1.0, top_p: 1.0, seed: 11 };
+const SAMPLING: Sampling = Sampling { temperature: 1.0, top_p: 1.0, seed: 11, ..Sampling::GREEDY };
 /// B of the design.
 const ROLLBACK: u32 = 12;
 
@@ -116,6 +116,9 @@ impl Bench {
                 names,
                 lineage: ask.lineage,
                 sampling: SAMPLING,
+                logit_bias: Arc::from([]),
+                logprobs: None,
+                constraint: None,
                 stop_ids: Vec::new(),
                 output_tokens_max: ask.output_tokens,
                 prefill: placement.prefill,
@@ -179,7 +182,7 @@ fn collect(events: &Receiver<DecodeEvent>) -> Answer {
     loop {
         match events.recv().expect("an answer ends before its sink is dropped") {
             DecodeEvent::Started(report) => start = Some(report),
-            DecodeEvent::Token(token) => tokens.push(token),
+            DecodeEvent::Token(token, _) => tokens.push(token),
             DecodeEvent::Finished(_) => {
                 return Answer { tokens, start: start.expect("reported before the first token") };
             }

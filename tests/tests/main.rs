@@ -2,7 +2,7 @@
 //!
 //! One integration binary with a module per subject: [`architecture`] and [`tidy`] hold the rules that no lint can
 //! hold, [`disaggregation`] compares clusters built from the crates with one sequence run alone, [`exactness`] asks the
-//! same of all roles as the binary wires them, [`end_to_end`] starts `kvasir` as a user would. Helpers: [`repository`],
+//! same of all roles as the binary wires them, [`structured`] follows grammars, [`end_to_end`] starts `kvasir` as a user would. Helpers: [`repository`],
 //! [`source`], [`process`], [`http`].
 
 mod architecture;
@@ -13,4 +13,6 @@ mod http;
 mod process;
 mod repository;
 mod source;
+#[cfg(test)]
+mod structured;
 mod tidy;

@@ -68,11 +68,16 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `kvasir serve` with the built-in model on free ports and waits until it listens.
     pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::start_at("http", arguments)
+    }
+
+    /// The same for a server whose clients connect by this scheme.
+    pub(crate) fn start_at(scheme: &str, arguments: &[&str]) -> Self {
         let mut child = serve(arguments, Stdio::inherit());
         let output = child.stdout.take().expect("standard output is piped");
         let mut output = BufReader::new(output);
         let admin = address_in(&mut output, "admin on http://");
-        let clients = address_in(&mut output, "listening on http://");
+        let clients = address_in(&mut output, &format!("listening on {scheme}://"));
         Self { child, output, clients, admin }
     }
 

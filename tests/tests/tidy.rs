@@ -21,9 +21,17 @@ const UNSAFE_FENCES: [&str; 4] =
 /// Where serde may be used without being a `Config` type or checkpoint parsing.
 const SERDE_CRATES: [&str; 5] =
     ["services/gateway/", "services/kvasir/", "services/sim/", "tests/", "benches/"];
-/// Files in which other crates parse what lies on disk: configuration, a checkpoint, an index of reference data.
-const SERDE_FILES: [&str; 5] =
-    ["config.rs", "config/", "checkpoint.rs", "checkpoint/", "golden.rs"];
+/// Files in which other crates parse what lies on disk (configuration, a checkpoint, an index of reference data, a tokenizer)
+/// or is JSON by nature (a schema).
+const SERDE_FILES: [&str; 7] = [
+    "config.rs",
+    "config/",
+    "checkpoint.rs",
+    "checkpoint/",
+    "golden.rs",
+    "grammar/vocabulary.rs",
+    "grammar/schema.rs",
+];
 /// File types that hold our own text.
 const TEXT: [&str; 7] = ["rs", "toml", "sh", "py", "md", "cu", "cuh"];
 

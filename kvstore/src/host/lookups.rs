@@ -17,8 +17,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, never};
 use parking_lot::Mutex;
 use shared::{
-    BlockName, Descriptor, Flow, Found, Generation, LocateEvent, Location, Miss, ObjectKey,
-    ObjectKind, RequestContext, Sink, TenantTag, Timestamp,
+    BlockName, Brought, Descriptor, Flow, Found, Generation, LocateEvent, Location, Miss,
+    ObjectKey, ObjectKind, RequestContext, Sink, TenantTag, Timestamp,
 };
 
 use super::owners::Owners;
@@ -117,6 +117,7 @@ struct Disk {
 /// A block that is being read.
 struct Reading {
     places: Vec<Place>,
+    below: Below,
     /// Its number among what began: tells whether its tenant was evicted since.
     began: u64,
 }
@@ -135,6 +136,7 @@ struct Pending {
     pins: Arc<Mutex<Pins>>,
     /// Blocks that may still come.
     missing: usize,
+    brought: Brought,
     answer_at: Timestamp,
 }
 
@@ -200,8 +202,8 @@ impl Lookups {
         let missing = self.onboard(number, &lookup.keys, &mut found, now);
         let wait_max = self.disk.as_ref().map_or(Duration::ZERO, |disk| disk.wait_max);
         let Lookup { context, sink, pins, .. } = lookup;
-        let pending =
-            Pending { context, found, sink, pins, missing, answer_at: now.after(wait_max) };
+        let (answer_at, brought) = (now.after(wait_max), Brought::default());
+        let pending = Pending { context, found, sink, pins, missing, brought, answer_at };
         if missing == 0 {
             self.answer(pending);
         } else {
@@ -257,8 +259,8 @@ impl Lookups {
     pub(super) fn settle(&mut self, done: DiskReadDone) {
         let name = done.name;
         let unanswered = matches!(done.result, Err(DiskReadError::Unanswered));
-        let Reading { places, began } =
-            self.reading.remove(&name).unwrap_or(Reading { places: Vec::new(), began: 0 });
+        let unknown = Reading { places: Vec::new(), below: Below::Drive, began: 0 };
+        let Reading { places, below, began } = self.reading.remove(&name).unwrap_or(unknown);
         let sealed = self.seal(done, began);
         let is_kept = sealed.is_some() || unanswered;
         self.kept.put(name, if is_kept { Kept::Drive } else { Kept::Damaged });
@@ -273,6 +275,7 @@ impl Lookups {
                     if let Pins::Held(slots) = &mut *pending.pins.lock() {
                         slots[place.key] = Some(slot.clone());
                         pending.found[place.key] = Ok(slot.descriptor());
+                        pending.brought = pending.brought.and(one_from(below));
                     }
                 }
                 None if unanswered => pending.found[place.key] = Err(Miss::TooSlow),
@@ -415,7 +418,7 @@ impl Lookups {
                 places.push(place);
             } else if disk.begin(below, &self.pools, name, self.reading.len()) {
                 let began = self.owners.lock().begin();
-                self.reading.insert(name, Reading { places: vec![place], began });
+                self.reading.insert(name, Reading { places: vec![place], below, began });
             } else {
                 count(&self.counters.onboard_refused, 1);
                 continue;
@@ -433,7 +436,7 @@ impl Lookups {
             *trial_at = now.after(TRIAL_INTERVAL);
             if disk.begin(below, &self.pools, *name, self.reading.len()) {
                 let began = self.owners.lock().begin();
-                self.reading.insert(*name, Reading { places: Vec::new(), began });
+                self.reading.insert(*name, Reading { places: Vec::new(), below, began });
             }
         }
         waiting
@@ -465,7 +468,7 @@ impl Lookups {
     }
 
     fn answer(&self, pending: Pending) {
-        let Pending { context, found, mut sink, pins, .. } = pending;
+        let Pending { context, found, brought, mut sink, pins, .. } = pending;
         if matches!(*pins.lock(), Pins::Released) {
             return;
         }
@@ -475,9 +478,17 @@ impl Lookups {
         tracing::debug!(
             request = %context.id, trace = %context.trace, keys = found.len(), hits, "looked up"
         );
-        if sink.emit(LocateEvent { found }) == Flow::Closed {
+        if sink.emit(LocateEvent { found, brought }) == Flow::Closed {
             release(&pins);
         }
+    }
+}
+
+/// One block from there, as a lookup's answer counts it.
+fn one_from(below: Below) -> Brought {
+    match below {
+        Below::Drive => Brought { disk: 1, remote: 0 },
+        Below::Objects => Brought { disk: 0, remote: 1 },
     }
 }
 

@@ -268,7 +268,7 @@ impl World {
             // Any command makes the thread look at the clock.
             node.quiesce(&self.drive);
         }
-        let LocateEvent { found } = next(&events);
+        let LocateEvent { found, .. } = next(&events);
         for found in found.iter().flatten() {
             self.check_version(found.key, self.node().read_found(*found));
         }

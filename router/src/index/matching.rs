@@ -86,6 +86,33 @@ impl PlainMatch {
     }
 }
 
+/// Reads [`PrefixMatches`] in the order of names.
+#[derive(Debug)]
+pub(crate) struct InOrder<'a> {
+    matches: &'a PrefixMatches,
+    /// Whoever lies before this was asked for, or passed.
+    at: usize,
+}
+
+impl InOrder<'_> {
+    /// The answer for one member, which must not come before the last one asked for.
+    pub(crate) fn of(&mut self, worker: WorkerRank) -> PrefixMatch {
+        let found = match &self.matches.held {
+            Held::Plain(held) => {
+                let passed = held[self.at..].iter().take_while(|it| it.worker < worker).count();
+                self.at += passed;
+                held.get(self.at).filter(|it| it.worker == worker).map(|it| it.expand())
+            }
+            Held::General(held) => {
+                let passed = held[self.at..].iter().take_while(|it| it.worker < worker).count();
+                self.at += passed;
+                held.get(self.at).filter(|it| it.worker == worker).copied()
+            }
+        };
+        found.unwrap_or_else(|| self.matches.other(worker))
+    }
+}
+
 impl PrefixMatches {
     pub(super) fn new(held: Held, others: TierCounts) -> Self {
         Self { held, others }
@@ -104,13 +131,22 @@ impl PrefixMatches {
                 at.ok().map(|at| held[at])
             }
         };
-        found.unwrap_or_else(|| PrefixMatch {
+        found.unwrap_or_else(|| self.other(worker))
+    }
+
+    fn other(&self, worker: WorkerRank) -> PrefixMatch {
+        PrefixMatch {
             worker,
             leading: TierCounts::default(),
             reach: self.others.total(),
             reach_by_tier: self.others,
             expected: 0,
-        })
+        }
+    }
+
+    /// For members asked for in the order of their names: each answer is found beside the one before.
+    pub(crate) fn in_order(&self) -> InOrder<'_> {
+        InOrder { matches: self, at: 0 }
     }
 
     /// The answers for members that hold, or are expected to hold, at least one of the blocks, in the order of their

@@ -126,14 +126,17 @@ fn without_any_report_nothing_is_known() {
 #[test]
 fn drains_keep_their_first_deadline_and_their_source() {
     let (mut lives, loads) = lives();
-    assert!(lives.drain(rank(0), at(30), DrainSource::Report));
-    assert!(!lives.drain(rank(0), at(40), DrainSource::Report), "once");
+    assert!(lives.drain(rank(0), at(30), DrainSource::Worker));
+    assert!(!lives.drain(rank(0), at(40), DrainSource::Worker), "once");
     assert_eq!((lives.next_drain(), lives.drained_out(at(29))), (Some(at(30)), Vec::new()));
     assert_eq!(steer(&lives, &loads, 1), Some(Steer::Draining));
-    assert!(lives.drain_ended(rank(0)), "a report takes back what a report said");
-    assert!(lives.drain(rank(0), at(50), DrainSource::Told));
-    assert!(!lives.drain(rank(0), at(60), DrainSource::Report));
-    assert!(!lives.drain_ended(rank(0)), "but not what an operator said");
+    assert!(
+        lives.drain_ended(rank(0), DrainSource::Worker),
+        "a report takes back what a report said"
+    );
+    assert!(lives.drain(rank(0), at(50), DrainSource::Operator));
+    assert!(!lives.drain(rank(0), at(60), DrainSource::Worker));
+    assert!(!lives.drain_ended(rank(0), DrainSource::Worker), "but not what an operator said");
     assert_eq!(lives.drained_out(at(50)), [rank(0)]);
     assert_eq!(lives.counters.drains, 2);
 }
@@ -141,8 +144,10 @@ fn drains_keep_their_first_deadline_and_their_source() {
 #[test]
 fn a_new_worker_gets_its_share_until_it_has_served_some() {
     let (mut lives, _) = lives();
-    let spared =
-        |lives: &Lives| (0..1_000).filter(|&id| lives.is_spared(rank(0), RequestId(id))).count();
+    let spared = |lives: &Lives| {
+        let life = lives.of_role(Role::Decode).next().expect("a decode worker");
+        (0..1_000).filter(|&id| lives.is_spared((rank(0), life), RequestId(id))).count()
+    };
     assert!((700..800).contains(&spared(&lives)), "{} of 1,000", spared(&lives));
     for id in 0..8 {
         assert_ne!(spared(&lives), 0);

@@ -12,6 +12,7 @@ use shared::{
 
 use super::{Action, Router};
 use crate::config::RouterConfig;
+use crate::life::DrainSource;
 use crate::policy::Policy;
 use crate::records::PlacementKind;
 use crate::role::Role;
@@ -106,8 +107,10 @@ impl World {
     }
 
     fn join(&mut self, worker: WorkerRank, role: Role) {
-        if self.members.insert(worker, role) != Some(role) {
-            self.draining.remove(&worker);
+        if self.members.insert(worker, role).is_none() {
+            // An operator's word waits for its return, as long as its time lasts.
+            let now = self.now;
+            self.draining.retain(|other, until| *other != worker || now < *until);
         }
         self.sequences.entry(worker).or_insert(0);
         let actions = self.router.worker_joined(worker, role, self.now).expect("room");
@@ -122,7 +125,6 @@ impl World {
 
     fn forget(&mut self, worker: WorkerRank) {
         self.members.remove(&worker);
-        self.draining.remove(&worker);
         self.running.retain(|_, placement| placement.decode != worker);
     }
 
@@ -132,7 +134,7 @@ impl World {
             let end = self.draining.entry(worker).or_insert(until);
             *end = until.min(*end);
         }
-        let actions = self.router.worker_draining(worker, until, self.now);
+        let actions = self.router.worker_draining(worker, (DrainSource::Operator, until), self.now);
         self.take(actions);
     }
 
@@ -255,6 +257,7 @@ impl World {
         for worker in over.map(|(&worker, _)| worker).collect::<Vec<_>>() {
             if self.router.snapshot(self.now).workers.iter().all(|it| it.worker != worker) {
                 self.forget(worker);
+                self.draining.remove(&worker);
             }
         }
         for action in &actions {

@@ -4,8 +4,9 @@ use shared::{LegOutcome, RequestId, StartReport, Timestamp, WorkerRank};
 
 use super::{Action, Router};
 use crate::life::DrainSource;
-use crate::records::{Expected, StartOutcome};
+use crate::records::{Expected, LegEnd, StartOutcome};
 use crate::role::Role;
+use crate::snapshot::LifeSnapshot;
 
 impl Router {
     /// Takes how a placed request fares on its decode worker. Outcomes of requests and workers not known any more are
@@ -29,29 +30,57 @@ impl Router {
             LegOutcome::Draining => self.reported_drain(worker, true, now, &mut actions),
         }
         self.counters.outcomes_unknown += u64::from(!known);
-        if !matches!(outcome, LegOutcome::Started(_))
+        if let Some(how) = end(outcome)
             && let Some(record) = self.decisions.of_mut(id)
             && record.chosen.decode == worker
         {
-            record.ended = Some(outcome);
+            record.end(how, now);
         }
         self.drain(now, &mut actions);
         actions
     }
 
-    /// Marks a worker as draining, by an operator's word: it gets nothing new and finishes what it has. At `until` it is
-    /// forgotten as if it had left. Ends when the worker leaves. When no other decode worker is there, what waits is
-    /// refused. Unknown members are ignored; repeating it keeps the earlier end.
+    /// Tokens of the prompt that a placed request is expected to report as cached when it starts on this worker; none once
+    /// it has, and of a placement not known any more.
+    #[must_use]
+    pub fn expected_cached_tokens(&self, id: RequestId, worker: WorkerRank) -> Option<u32> {
+        self.expectation(id, worker).map(|expected| expected.cached_tokens)
+    }
+
+    /// Marks a worker as draining: it gets nothing new and finishes what it has. At `until` it is forgotten as if it had
+    /// left. Ends by [`Self::worker_undrained`] and when the worker leaves, but an operator's word is remembered for its
+    /// return. When no other decode worker is there, what waits is refused. Unknown members are ignored; repeating it
+    /// keeps the earlier end.
     pub fn worker_draining(
         &mut self,
         worker: WorkerRank,
-        until: Timestamp,
+        (by, until): (DrainSource, Timestamp),
         now: Timestamp,
     ) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.begin_drain(worker, (until, DrainSource::Told), &mut actions);
+        self.begin_drain(worker, (until, by), &mut actions);
         self.drain(now, &mut actions);
         actions
+    }
+
+    /// Takes back what the same source said with [`Self::worker_draining`]; what others said stays. Nothing happens when it
+    /// said nothing.
+    pub fn worker_undrained(
+        &mut self,
+        worker: WorkerRank,
+        by: DrainSource,
+        now: Timestamp,
+    ) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.end_drain(worker, by);
+        self.drain(now, &mut actions);
+        actions
+    }
+
+    /// What speaks for and against giving a worker requests; none of those that are no members and of stores.
+    #[must_use]
+    pub fn life(&self, worker: WorkerRank, now: Timestamp) -> Option<LifeSnapshot> {
+        self.loads.of(worker).map(|_| self.lives.snapshot(worker, now))
     }
 
     /// A worker says whether it drains.
@@ -64,10 +93,14 @@ impl Router {
     ) {
         if draining {
             let until = now.after(self.config.life.drain_max);
-            self.begin_drain(worker, (until, DrainSource::Report), actions);
-        } else if self.lives.drain_ended(worker) {
-            self.prefill_state += 1;
+            self.begin_drain(worker, (until, DrainSource::Worker), actions);
+        } else {
+            self.end_drain(worker, DrainSource::Worker);
         }
+    }
+
+    fn end_drain(&mut self, worker: WorkerRank, by: DrainSource) {
+        self.prefill_state += u64::from(self.lives.drain_ended(worker, by));
     }
 
     fn begin_drain(
@@ -118,13 +151,23 @@ impl Router {
         true
     }
 
-    /// What was expected of a request on this worker: of one that runs, or of one whose end was heard of first. Once per
-    /// placement.
+    /// What was expected of a request on this worker, once per placement.
     fn expected_of(&mut self, id: RequestId, worker: WorkerRank) -> Option<Expected> {
+        let expected = self.expectation(id, worker);
         if let Some(running) = self.running.get_mut(&id)
             && running.decode == worker
         {
-            return running.expected.take();
+            running.expected = None;
+        }
+        expected
+    }
+
+    /// What is expected of a request on this worker: of one that runs, or of one whose end was heard of first.
+    fn expectation(&self, id: RequestId, worker: WorkerRank) -> Option<Expected> {
+        if let Some(running) = self.running.get(&id)
+            && running.decode == worker
+        {
+            return running.expected;
         }
         let record = self.decisions.of(id)?;
         if record.chosen.decode != worker || record.started.is_some() {
@@ -136,5 +179,15 @@ impl Router {
             cached_tokens: record.expected_cached_tokens,
             first_token: record.chosen.cost.first_token(),
         })
+    }
+}
+
+/// What an outcome says about the end of a placement.
+fn end(outcome: LegOutcome) -> Option<LegEnd> {
+    match outcome {
+        LegOutcome::Started(_) => None,
+        LegOutcome::Completed { tokens } => Some(LegEnd::Completed { tokens }),
+        LegOutcome::Failed => Some(LegEnd::Failed),
+        LegOutcome::Draining => Some(LegEnd::Draining),
     }
 }

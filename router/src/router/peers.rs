@@ -1,13 +1,15 @@
-//! What other routers have placed: counted at their workers like this router's own requests.
+//! What other routers have placed: counted at their workers like this router's own requests, and so are the blocks that these
+//! will bring.
 //!
 //! Best effort. A router tells each other one its placements and their ends, and now and then all it has running, which mends
 //! whatever was lost between. One that is gone, or silent for [`PEER_SILENCE`], takes nothing with it: what it had placed
 //! counts no more, and the workers' own reports remain.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
-use shared::{RequestId, Timestamp, WorkerRank};
+use shared::{BlockName, RequestId, Timestamp, WorkerRank};
 
 use super::{Action, Router, Running};
 use crate::loads::Loads;
@@ -20,9 +22,11 @@ pub const PEER_SILENCE: Duration = Duration::from_secs(15);
 const PEERS_MAX: usize = 16;
 /// Most reservations of one router, far above the requests that one process serves at a time.
 const RESERVATIONS_MAX: usize = 65_536;
+/// Most names of one reservation: 131,072 tokens. The end of a longer prompt is not expected before its worker tells of it.
+pub const RESERVED_NAMES_MAX: usize = 1_024;
 
-/// A placed request, as far as it loads workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A placed request, as far as it loads workers and fills their memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// The request. Unique in the cluster.
     pub id: RequestId,
@@ -32,6 +36,9 @@ pub struct Reservation {
     pub decode_rows: u64,
     /// Its prefill worker and the rows to compute there, if there is one.
     pub prefill: Option<(WorkerRank, u64)>,
+    /// The leading blocks of the prompt, which its workers will have soon: at most [`RESERVED_NAMES_MAX`]. None in what is
+    /// told to mend losses: by then the workers told of them.
+    pub names: Arc<[BlockName]>,
 }
 
 /// What is known of other routers, in numbers.
@@ -106,7 +113,7 @@ impl Peers {
     fn place(
         &mut self,
         router: WorkerRank,
-        reservation: Reservation,
+        reservation: &Reservation,
         loads: &mut Loads,
         now: Timestamp,
     ) {
@@ -140,8 +147,8 @@ impl Peers {
 
 impl Reserved {
     /// Adds a reservation to the loads of those of its workers that are members here.
-    fn count(reservation: Reservation, loads: &mut Loads, now: Timestamp) -> Self {
-        let Reservation { id, decode, decode_rows, prefill } = reservation;
+    fn count(reservation: &Reservation, loads: &mut Loads, now: Timestamp) -> Self {
+        let Reservation { id, decode, decode_rows, prefill, .. } = *reservation;
         let mut place = |worker: WorkerRank, rows: u64| {
             loads.of(worker)?;
             loads.place(worker, id, rows, now);
@@ -165,6 +172,7 @@ impl Running {
             decode: self.decode,
             decode_rows: self.decode_rows,
             prefill: self.prefill.map(|worker| (worker, self.prefill_rows)),
+            names: Arc::default(),
         }
     }
 }
@@ -173,10 +181,15 @@ impl Router {
     /// What other routers are to be told about a request that was placed here and has not finished.
     #[must_use]
     pub fn reservation(&self, id: RequestId) -> Option<Reservation> {
-        self.running.get(&id).map(|running| running.reservation(id))
+        let running = self.running.get(&id)?;
+        let names = match running.names.get(..RESERVED_NAMES_MAX) {
+            Some(first) => Arc::from(first),
+            None => Arc::clone(&running.names),
+        };
+        Some(Reservation { names, ..running.reservation(id) })
     }
 
-    /// The same of all requests, in the order of their ids.
+    /// The same of all requests, in the order of their ids, without their blocks.
     #[must_use]
     pub fn reservations(&self) -> Vec<Reservation> {
         let mut all: Vec<Reservation> =
@@ -185,9 +198,12 @@ impl Router {
         all
     }
 
-    /// Another router has placed a request. What is known already is not counted twice.
-    pub fn peer_placed(&mut self, router: WorkerRank, reservation: Reservation, now: Timestamp) {
+    /// Another router has placed a request: it loads its workers, and its blocks are expected of them, as if it had been
+    /// placed here. What is known already is not counted twice.
+    pub fn peer_placed(&mut self, router: WorkerRank, reservation: &Reservation, now: Timestamp) {
         self.peers.place(router, reservation, &mut self.loads, now);
+        let prefill = reservation.prefill.map(|(worker, _)| worker);
+        self.expect([Some(reservation.decode), prefill], &reservation.names, now);
     }
 
     /// A request of another router is over. Unknown ones are ignored.
@@ -216,7 +232,7 @@ impl Router {
         let kept: BTreeSet<RequestId> = all.iter().map(|reservation| reservation.id).collect();
         self.peers.release(router, &kept, &mut self.loads, now);
         self.peers.heard(router, now);
-        for &reservation in all {
+        for reservation in all {
             self.peers.place(router, reservation, &mut self.loads, now);
         }
         let mut actions = Vec::new();
@@ -248,6 +264,7 @@ impl Router {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use shared::{
@@ -274,7 +291,8 @@ mod tests {
 
     fn reserved(id: u128) -> Reservation {
         let prefill = Some((rank(PREFILL), 7_000));
-        Reservation { id: RequestId(id), decode: rank(DECODE), decode_rows: 100, prefill }
+        let names = Arc::default();
+        Reservation { id: RequestId(id), decode: rank(DECODE), decode_rows: 100, prefill, names }
     }
 
     /// Requests placed at a worker and rows waiting there.
@@ -300,11 +318,17 @@ mod tests {
         let actions = first.submit(request(1, 8_000, &names(1, 60)), now);
         assert!(matches!(actions[..], [Action::Place { .. }]));
         let told = first.reservation(RequestId(1)).unwrap();
-        assert_eq!(first.reservations(), [told]);
+        let refreshed = Reservation { names: Arc::default(), ..told.clone() };
+        assert_eq!(first.reservations(), [refreshed]);
         assert_eq!(told.prefill.map(|(worker, _)| worker), Some(rank(PREFILL)));
-        second.peer_placed(rank(90), told, now);
-        second.peer_placed(rank(90), told, now);
+        second.peer_placed(rank(90), &told, now);
+        second.peer_placed(rank(90), &told, now);
         assert_eq!(loads(&second, now), loads(&first, now), "one picture");
+        let expected = [&mut first, &mut second].map(|router| {
+            assert_eq!(router.tick(now), []);
+            router.snapshot(now).expected
+        });
+        assert_eq!(expected, [120; 2], "of both workers");
         first.finished(RequestId(1), now);
         assert_eq!(first.reservation(RequestId(1)), None);
         second.peer_finished(rank(90), RequestId(1), now);
@@ -316,7 +340,7 @@ mod tests {
     #[test]
     fn a_full_worker_is_full_for_all_and_an_end_elsewhere_places_what_waits() {
         let mut router = router(1);
-        router.peer_placed(rank(90), reserved(5), at(0));
+        router.peer_placed(rank(90), &reserved(5), at(0));
         assert_eq!(router.submit(request(1, 10, &[]), at(0)), []);
         let actions = router.peer_finished(rank(90), RequestId(5), at(0));
         assert!(matches!(actions[..], [Action::Place { .. }]), "{actions:?}");
@@ -336,8 +360,8 @@ mod tests {
     #[test]
     fn a_silent_router_is_forgotten_and_one_that_speaks_is_not() {
         let mut router = router(8);
-        router.peer_placed(rank(90), reserved(1), at(0));
-        router.peer_placed(rank(91), reserved(2), at(0));
+        router.peer_placed(rank(90), &reserved(1), at(0));
+        router.peer_placed(rank(91), &reserved(2), at(0));
         let almost = Timestamp(at(0).after(PEER_SILENCE).0 - 1);
         router.peer_holds(rank(91), &[reserved(2)], almost);
         router.tick(almost);
@@ -351,14 +375,14 @@ mod tests {
     #[test]
     fn a_worker_that_leaves_takes_its_counts_and_a_refresh_brings_those_of_a_new_one() {
         let mut router = router(8);
-        router.peer_placed(rank(90), reserved(1), at(0));
+        router.peer_placed(rank(90), &reserved(1), at(0));
         router.worker_left(rank(DECODE), at(0));
         router.worker_joined(rank(DECODE), Role::Decode, at(0)).unwrap();
         assert_eq!(load(&router, DECODE, at(0)), (0, 0));
         router.peer_finished(rank(90), RequestId(1), at(0));
         assert_eq!(loads(&router, at(0)), [(0, 0); 2]);
         let stranger = Reservation { decode: rank(77), ..reserved(2) };
-        router.peer_placed(rank(90), stranger, at(0));
+        router.peer_placed(rank(90), &stranger, at(0));
         router.worker_joined(rank(77), Role::Decode, at(0)).unwrap();
         router.peer_left(rank(90), at(0));
         assert_eq!(load(&router, 77, at(0)), (0, 0));
@@ -368,7 +392,7 @@ mod tests {
     fn routers_are_bounded() {
         let mut router = router(64);
         for peer in 0..=u32::try_from(PEERS_MAX).unwrap() {
-            router.peer_placed(rank(100 + peer), reserved(peer.into()), at(0));
+            router.peer_placed(rank(100 + peer), &reserved(peer.into()), at(0));
         }
         let snapshot = router.snapshot(at(0)).peers;
         assert_eq!((snapshot.routers, snapshot.refused), (PEERS_MAX, 1));
@@ -386,7 +410,7 @@ mod tests {
                 let peer = rank(90 + u32::try_from(random.below(3)).unwrap());
                 let id = u128::try_from(random.below(20)).unwrap();
                 match random.below(9) {
-                    0..3 => router.peer_placed(peer, reserved(id), now),
+                    0..3 => router.peer_placed(peer, &reserved(id), now),
                     3..5 => drop(router.peer_finished(peer, RequestId(id), now)),
                     5 => drop(router.peer_left(peer, now)),
                     6 => drop(router.peer_holds(peer, &[reserved(id), reserved(id + 1)], now)),

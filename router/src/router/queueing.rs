@@ -1,8 +1,9 @@
 //! From a submission to a placement or a refusal: the queue, who is tried, and what is booked.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use shared::{PlaceRequest, RequestId, ServeError, Timestamp};
+use shared::{BlockName, PlaceRequest, RequestId, ServeError, Timestamp, WorkerRank};
 
 use super::{Action, Router, Running};
 use crate::place::{Blocked, Choice, choose, has_decode_room, has_prefill_room};
@@ -123,6 +124,7 @@ impl Router {
     /// The first in the queue's order that can be placed. Those known to need a prefill worker are passed over without a
     /// look while none is free.
     fn next_placeable(&mut self, now: Timestamp) -> Option<(RequestId, Choice)> {
+        self.index.settle();
         let facts = self.facts(now);
         if self.queue.len() == 0 || !has_decode_room(facts) {
             return None;
@@ -184,17 +186,19 @@ impl Router {
             cached_tokens: decode.candidate.cached_tokens.max(prefill_cached_tokens),
             first_token: decode.candidate.cost.first_token(),
         };
-        if Duration::ZERO < self.config.expected_blocks {
-            let until = now.after(self.config.expected_blocks);
-            for worker in [Some(placement.decode), placement.prefill].into_iter().flatten() {
-                self.index.expect(worker, &request.names, until);
-            }
+        let decoded = decode.candidate.cost.before_tail();
+        self.loads.expect(placement.decode, now.after(decoded));
+        if let Some(start) = prefill {
+            let computed = start.candidate.cost.prefill_path();
+            self.loads.expect(start.candidate.prefill, now.after(computed));
         }
+        self.expect([Some(placement.decode), placement.prefill], &request.names, now);
         let running = Running {
             decode: placement.decode,
             prefill: placement.prefill,
             decode_rows: decode.rows,
             prefill_rows: prefilled.map_or(0, |(_, rows)| rows),
+            names: Arc::clone(&request.names),
             expected: Some(expected),
         };
         self.running.insert(id, running);
@@ -221,6 +225,22 @@ impl Router {
             ended: None,
         });
         actions.push(Action::Place { id, placement });
+    }
+
+    /// Expects the blocks of a placed request of its workers.
+    pub(super) fn expect(
+        &mut self,
+        workers: [Option<WorkerRank>; 2],
+        names: &Arc<[BlockName]>,
+        now: Timestamp,
+    ) {
+        let lasts = self.config.expected_blocks;
+        if lasts == Duration::ZERO || names.is_empty() {
+            return;
+        }
+        for worker in workers.into_iter().flatten() {
+            self.index.expect_soon(worker, names, now.after(lasts));
+        }
     }
 
     fn surplus_error(&self, surplus: Surplus, now: Timestamp) -> ServeError {

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use shared::{
     LegOutcome, LoadReport, PlaceRequest, RequestId, ServeError, SessionKey, StartReport, Tier,
-    WindowSource, WorkerRank, WorkerRates,
+    Timestamp, WindowSource, WorkerRank, WorkerRates,
 };
 
 use super::tests::{T0, busy, hold, ms, place, placed, report, router};
 use super::{Action, Router};
-use crate::life::{Breaker, Steer};
+use crate::life::{Breaker, DrainSource, Steer};
 use crate::policy::Policy;
-use crate::records::{PlacementKind, Steered};
+use crate::records::{LegEnd, PlacementKind, Steered};
 use crate::role::Role;
 use crate::testing::{names, rank, request};
 
@@ -26,6 +26,11 @@ fn started(cached_tokens: u32, prefill: Option<WorkerRank>) -> LegOutcome {
         bytes_fetched: 0,
         prefill,
     })
+}
+
+/// An operator's drain until then.
+fn told(until_ms: u64) -> (DrainSource, Timestamp) {
+    (DrainSource::Operator, ms(until_ms))
 }
 
 /// Places short requests one after the other, each ending at once; how many each of the two workers got.
@@ -129,8 +134,8 @@ fn what_waits_is_tried_again_when_a_breaker_may_close() {
 fn a_draining_worker_gets_nothing_new_and_is_forgotten_at_its_deadline() {
     let mut router = router(&TWO, |_| ());
     let at_0 = (0..).find(|&id| place(&mut router, id, 10, &[]).decode == rank(0)).expect("soon");
-    assert_eq!(router.worker_draining(rank(0), ms(9_000), T0), []);
-    assert_eq!(router.worker_draining(rank(0), ms(99_000), T0), [], "the first deadline stays");
+    assert_eq!(router.worker_draining(rank(0), told(9_000), T0), []);
+    assert_eq!(router.worker_draining(rank(0), told(99_000), T0), [], "the first deadline stays");
     assert_eq!(shares(&mut router, 100, 1), [0, 40]);
     assert_eq!(router.next_deadline(), Some(ms(9_000)));
     assert_eq!(router.snapshot(T0).workers.len(), 2);
@@ -139,6 +144,90 @@ fn a_draining_worker_gets_nothing_new_and_is_forgotten_at_its_deadline() {
     assert_eq!((snapshot.workers.len(), snapshot.lost_with_worker), (1, 1));
     assert_eq!((snapshot.life.drains, snapshot.life.drains_cut_off), (1, 1));
     assert_eq!(router.finished(RequestId(at_0), ms(9_001)), []);
+}
+
+/// Who says that worker 0 drains, who says the contrary, and whether it drains then.
+#[test]
+fn a_drain_ends_when_all_who_asked_for_it_say_so() {
+    let ends = |router: &mut Router, by| router.worker_undrained(rank(0), by, T0);
+    for first in DrainSource::ALL {
+        for second in DrainSource::ALL {
+            let mut router = router(&TWO, |_| ());
+            let by = |router: &Router| router.life(rank(0), T0).expect("computes").draining;
+            assert_eq!(router.worker_draining(rank(0), (first, ms(9_000)), T0), []);
+            assert_eq!(router.worker_draining(rank(0), (second, ms(8_000)), T0), []);
+            assert_eq!(by(&router), Some(first.min(second)));
+            assert_eq!(router.next_deadline(), Some(ms(8_000)));
+            assert_eq!(ends(&mut router, first), []);
+            assert_eq!(by(&router).is_some(), first != second, "{first:?}, {second:?}");
+            assert_eq!(ends(&mut router, second), []);
+            assert_eq!(by(&router), None);
+            assert_eq!(router.snapshot(T0).life.drains, 1);
+            assert!(shares(&mut router, 100, 1).iter().all(|share| 5 < *share));
+        }
+    }
+    let router = router(&TWO, |_| ());
+    assert_eq!(router.life(rank(7), T0), None, "no member");
+}
+
+#[test]
+fn what_waits_is_placed_when_a_drain_ends() {
+    let mut router = router(&TWO, |config| config.admission.decode_running_max = 1);
+    assert_eq!(router.worker_draining(rank(0), told(9_000), T0), []);
+    assert_eq!(place(&mut router, 1, 10, &[]).decode, rank(1));
+    assert_eq!(router.submit(request(2, 10, &[]), T0), []);
+    let actions = router.worker_undrained(rank(0), DrainSource::Operator, T0);
+    assert_eq!(placed(&actions).decode, rank(0));
+}
+
+/// A worker that fails, leaves and comes back after some time, and what is known of it then.
+#[test]
+fn a_worker_that_comes_back_in_time_is_known() {
+    let cases = [
+        (1, Role::Decode, Breaker::Open, true, false),
+        (4_999, Role::Decode, Breaker::Open, true, false),
+        (5_000, Role::Decode, Breaker::HalfOpen, true, false),
+        (599_999, Role::Decode, Breaker::HalfOpen, true, false),
+        (600_000, Role::Decode, Breaker::Closed, false, true),
+        (1, Role::Prefill, Breaker::Closed, false, true),
+    ];
+    for (away_ms, role, breaker, drained, new) in cases {
+        let mut router = router(&TWO, |config| config.life.warm_up_requests = 20);
+        shares(&mut router, 100, 0);
+        shares(&mut router, 200, 0);
+        router.worker_draining(rank(0), (DrainSource::Operator, ms(9_000_000)), T0);
+        router.worker_draining(rank(0), (DrainSource::Discovery, ms(9_000_000)), T0);
+        for id in 0..2 {
+            router.outcome(RequestId(id), rank(0), LegOutcome::Failed, T0);
+        }
+        router.worker_left(rank(0), T0);
+        assert_eq!(router.snapshot(T0).remembered, 1);
+        // Heard of when it is gone.
+        router.outcome(RequestId(2), rank(0), LegOutcome::Failed, T0);
+        let back = ms(away_ms);
+        router.worker_joined(rank(0), role, back).expect("room");
+        let life = router.life(rank(0), back).expect("computes");
+        let case = format!("away {away_ms} ms, {role:?}");
+        assert_eq!(life.breaker, breaker, "{case}");
+        assert_eq!(life.draining, drained.then_some(DrainSource::Operator), "{case}");
+        assert_eq!(life.warming_up, new, "{case}");
+        let snapshot = router.snapshot(back);
+        assert_eq!((snapshot.remembered, snapshot.life.returned), (0, u64::from(!new)), "{case}");
+    }
+}
+
+#[test]
+fn those_remembered_are_bounded_and_nobody_is_where_nothing_is_to_be() {
+    for (remember, most) in [(Duration::from_secs(600), 512), (Duration::ZERO, 0)] {
+        let mut router = router(&[], |config| config.life.remember = remember);
+        for worker in 0..600 {
+            router.worker_joined(rank(worker), Role::Decode, T0).expect("room");
+            router.worker_left(rank(worker), T0);
+        }
+        assert_eq!(router.snapshot(T0).remembered, most);
+        router.worker_joined(rank(0), Role::Decode, T0).expect("room");
+        assert_eq!(router.snapshot(T0).life.returned, 0, "the first made room");
+    }
 }
 
 #[test]
@@ -161,7 +250,7 @@ fn when_all_decode_workers_drain_nothing_waits() {
 fn without_the_last_prefill_worker_that_takes_requests_prompts_go_direct() {
     let all = names(1, 62);
     let mut router = router(&[(0, Role::Decode), (1, Role::Prefill)], |_| ());
-    assert_eq!(router.worker_draining(rank(1), ms(9_000), T0), []);
+    assert_eq!(router.worker_draining(rank(1), told(9_000), T0), []);
     assert_eq!(place(&mut router, 1, 7_948, &all).prefill, None);
     let record = router.decision(RequestId(1)).expect("kept");
     assert_eq!(record.kind, PlacementKind::NoPrefillWorker);
@@ -235,7 +324,9 @@ fn predictions_and_outcomes_are_summed_once_per_placement() {
     assert_eq!(sums.actual_time, Duration::from_millis(7_300));
     assert_eq!(snapshot.outcomes_unknown, 2, "told twice, and of a stranger");
     let record = router.decision(RequestId(1)).expect("kept");
-    assert_eq!((record.expected_cached_tokens, record.ended), (1_280, Some(ended)));
+    assert_eq!(record.expected_cached_tokens, 1_280);
+    let end = record.ended.expect("told");
+    assert_eq!((end.how, end.after), (LegEnd::Completed { tokens: 30 }, Duration::from_secs(8)));
     let start = record.started.expect("told");
     assert_eq!((start.report.cached_tokens, start.after), (1_152, Duration::from_millis(7_000)));
     // Rows 6,528 and 128 replayed, hand-off, tail; then 100 rows behind them that are not done yet.
@@ -243,19 +334,75 @@ fn predictions_and_outcomes_are_summed_once_per_placement() {
     assert!(snapshot.answer_tokens < 256);
 }
 
+/// What a request's caller says in turn, and the end that its record shows: words beat silence, in either order.
+#[test]
+fn a_record_shows_how_its_placement_ended() {
+    let completed = LegOutcome::Completed { tokens: 7 };
+    let shown = LegEnd::Completed { tokens: 7 };
+    let cases: [(&[Option<LegOutcome>], Option<LegEnd>); 6] = [
+        (&[], None),
+        (&[Some(started(0, None))], None),
+        (&[None], Some(LegEnd::LetGo)),
+        (&[Some(completed), None], Some(shown)),
+        (&[None, Some(completed), Some(LegOutcome::Failed)], Some(shown)),
+        (&[Some(LegOutcome::Draining), None], Some(LegEnd::Draining)),
+    ];
+    for (words, end) in cases {
+        let mut router = router(&[(0, Role::Decode)], |_| ());
+        place(&mut router, 1, 100, &[]);
+        assert_eq!(router.expected_cached_tokens(RequestId(1), rank(0)), Some(0));
+        assert_eq!(router.expected_cached_tokens(RequestId(1), rank(1)), None, "another worker");
+        for (word, at) in words.iter().zip(1..) {
+            let actions = match word {
+                Some(outcome) => router.outcome(RequestId(1), rank(0), *outcome, ms(at)),
+                None => router.finished(RequestId(1), ms(at)),
+            };
+            assert_eq!(actions, [], "{words:?}");
+        }
+        let record = router.decision(RequestId(1)).expect("kept");
+        assert_eq!(record.ended.map(|ended| ended.how), end, "{words:?}");
+        let has_started = record.started.is_some();
+        assert_eq!(
+            router.expected_cached_tokens(RequestId(1), rank(0)).is_none(),
+            has_started,
+            "a start is compared once"
+        );
+    }
+}
+
 #[test]
 fn measured_rates_change_the_choice() {
     let all = names(1, 62);
     let members = [(0, Role::Decode), (1, Role::Decode), (3, Role::Store)];
-    // Time of a block from the store at worker 0, in microseconds, and who gets a prompt that all lies there.
-    for (block_us, chosen) in [(20, 0), (49, 0), (500, 1)] {
+    // The tier at the store, its time of a block as configured and at worker 0, in microseconds, and who gets a prompt that
+    // all lies there.
+    let cases = [
+        (Tier::Host, 50, 20, 0),
+        (Tier::Host, 50, 49, 0),
+        (Tier::Host, 50, 500, 1),
+        (Tier::Disk, 200, 90, 0),
+        (Tier::Disk, 200, 900, 1),
+        (Tier::Remote, 1_000, 400, 0),
+        (Tier::Remote, 1_000, 2_000, 1),
+    ];
+    for (tier, configured_us, block_us, chosen) in cases {
         let mut router = router(&members, |config| config.cost.tie_margin = Duration::ZERO);
-        hold(&mut router, 3, Tier::Host, &all);
-        let rates = WorkerRates { restore_host_ns: block_us * 1_000, ..WorkerRates::default() };
+        hold(&mut router, 3, tier, &all);
+        let none = WorkerRates::default();
+        let nanos = block_us * 1_000;
+        let rates = match tier {
+            Tier::Disk => WorkerRates { restore_disk_ns: nanos, ..none },
+            Tier::Remote => WorkerRates { restore_remote_ns: nanos, ..none },
+            Tier::Host | Tier::Device => WorkerRates { restore_host_ns: nanos, ..none },
+        };
         report(&mut router, 0, T0, LoadReport { rates, ..LoadReport::default() });
-        assert_eq!(place(&mut router, 1, 7_948, &all).decode, rank(chosen), "{block_us} us");
+        assert_eq!(
+            place(&mut router, 1, 7_948, &all).decode,
+            rank(chosen),
+            "{tier:?} {block_us} us"
+        );
         let cost = router.decision(RequestId(1)).expect("kept").chosen.cost;
-        assert_eq!(cost.restore, Duration::from_micros(61 * block_us.min(50)));
+        assert_eq!(cost.restore, Duration::from_micros(61 * block_us.min(configured_us)));
     }
 }
 

@@ -47,6 +47,20 @@ pub struct DecodeConfig {
     /// Where an offered block is to be before the offer counts as stored: in a store node's memory, or on its drive as well.
     /// It stays pinned until then, some milliseconds more for a drive. Default: memory.
     pub durability: Durability,
+    /// Threads that compile grammars and compute masks beside the loop; the first does masks only. Range: 2..=64; default: 2.
+    /// A mask takes 4 to 20 microseconds with a JSON schema and up to some milliseconds with an EBNF grammar, per token and
+    /// constrained answer: with hundreds of those more threads keep them from sitting steps out.
+    pub grammar_threads: usize,
+    /// Threads that may be written off at a time because a call does not come back; each is replaced. Range: 0..=1,024;
+    /// default: 8. Beyond it they are not replaced any more, and a restart is due.
+    pub grammar_threads_lost_max: usize,
+    /// How long one grammar may take to compile, the tokens of a resumed answer included. Unit: milliseconds; range:
+    /// 1..=60,000; default: 10,000. After that the request is refused.
+    pub grammar_compile_ms_max: u64,
+    /// How long one mask may take. Unit: milliseconds; range: 1..=60,000; default: 2,000. After that its answer ends.
+    pub grammar_mask_ms_max: u64,
+    /// Compiled grammars kept for requests with the same text. Unit: bytes, estimated; range: 0..=1 TiB; default: 256 MiB.
+    pub grammar_cache_bytes_max: usize,
     /// Longest silence between two load reports. Unit: milliseconds; range: 10..=60,000; default: 1,000.
     pub report_interval_ms: u64,
     /// Speed assumed until the first step was measured. Unit: rows per second; range: above 0; default: 2,000. It only
@@ -88,6 +102,11 @@ impl DecodeConfig {
         reads_start_max: 256,
         offers_max: 16,
         durability: Durability::Memory,
+        grammar_threads: 2,
+        grammar_threads_lost_max: 8,
+        grammar_compile_ms_max: 10_000,
+        grammar_mask_ms_max: 2_000,
+        grammar_cache_bytes_max: 256 << 20,
         report_interval_ms: 1_000,
         rows_per_second_initial: 2_000.0,
         read_bytes_per_second_initial: 1e9,
@@ -114,6 +133,21 @@ impl DecodeConfig {
             ("prefill_attempts_max", u64::from(self.prefill_attempts_max), 1..=16, "1..=16"),
             ("reads_start_max", count(self.reads_start_max), 1..=65_536, "1..=65536"),
             ("offers_max", count(self.offers_max), 0..=1_048_576, "0..=1048576"),
+            ("grammar_threads", count(self.grammar_threads), 2..=64, "2..=64"),
+            (
+                "grammar_threads_lost_max",
+                count(self.grammar_threads_lost_max),
+                0..=1_024,
+                "0..=1024",
+            ),
+            ("grammar_compile_ms_max", self.grammar_compile_ms_max, 1..=60_000, "1..=60000"),
+            ("grammar_mask_ms_max", self.grammar_mask_ms_max, 1..=60_000, "1..=60000"),
+            (
+                "grammar_cache_bytes_max",
+                count(self.grammar_cache_bytes_max),
+                0..=1 << 40,
+                "0..=1099511627776",
+            ),
             ("report_interval_ms", self.report_interval_ms, 10..=60_000, "10..=60000"),
         ];
         for (field, found, range, expected) in ranges {
@@ -182,6 +216,20 @@ mod tests {
             ("prefill_attempts_max", DecodeConfig { prefill_attempts_max: 17, ..standard.clone() }),
             ("reads_start_max", DecodeConfig { reads_start_max: 0, ..standard.clone() }),
             ("offers_max", DecodeConfig { offers_max: 2_000_000, ..standard.clone() }),
+            ("grammar_threads", DecodeConfig { grammar_threads: 1, ..standard.clone() }),
+            (
+                "grammar_threads_lost_max",
+                DecodeConfig { grammar_threads_lost_max: 2_000, ..standard.clone() },
+            ),
+            (
+                "grammar_compile_ms_max",
+                DecodeConfig { grammar_compile_ms_max: 0, ..standard.clone() },
+            ),
+            ("grammar_mask_ms_max", DecodeConfig { grammar_mask_ms_max: 0, ..standard.clone() }),
+            (
+                "grammar_cache_bytes_max",
+                DecodeConfig { grammar_cache_bytes_max: 2 << 40, ..standard.clone() },
+            ),
             ("report_interval_ms", DecodeConfig { report_interval_ms: 0, ..standard.clone() }),
             (
                 "rows_per_second_initial",

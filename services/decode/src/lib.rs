@@ -13,12 +13,14 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod guides;
 mod mailbox;
 mod scheduler;
 mod stats;
 mod worker;
 
 pub use config::{ConfigError, DecodeConfig};
+pub use guides::GuideStats;
 pub use scheduler::{
     Arrival, Scheduler, SchedulerLimits, SequenceKey, Stage, StepPlan, TailPiece, TailPlan,
 };

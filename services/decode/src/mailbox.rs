@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use engine::Guide;
 use kvstore::ReadDone;
 use parking_lot::{Condvar, Mutex};
 use shared::{DecodeEvent, DecodeRequest, Flow, LocateEvent, OfferEvent, PrefillEvent, Sink};
@@ -36,6 +37,8 @@ pub(crate) struct Submission {
     pub(crate) key: SequenceKey,
     pub(crate) request: DecodeRequest,
     pub(crate) sink: Box<dyn Sink<DecodeEvent>>,
+    /// Of a request with a grammar: compiled, with the first mask.
+    pub(crate) guide: Option<Box<Guide>>,
 }
 
 /// Names one call through a border: a lookup, a batch of reads, an offer, a prefill attempt.
@@ -155,6 +158,8 @@ struct Inbox {
     promised: usize,
     next_key: u64,
     life: Life,
+    /// Whether something changed that is no command.
+    nudged: bool,
     /// Requests and operations that the loop had open at the end of its last turn; none while a turn is under way.
     open: Option<usize>,
 }
@@ -163,7 +168,8 @@ impl Mailbox {
     pub(crate) fn new(submissions_max: usize) -> Self {
         let commands = VecDeque::new();
         let (life, open) = (Life::Open, Some(0));
-        let inbox = Inbox { commands, submissions: 0, promised: 0, next_key: 0, life, open };
+        let (submissions, promised, next_key, nudged) = (0, 0, 0, false);
+        let inbox = Inbox { commands, submissions, promised, next_key, life, nudged, open };
         Self { inbox: Mutex::new(inbox), wake: Condvar::new(), submissions_max }
     }
 
@@ -172,6 +178,7 @@ impl Mailbox {
         &self,
         request: DecodeRequest,
         sink: Box<dyn Sink<DecodeEvent>>,
+        guide: Option<Box<Guide>>,
     ) -> Result<SequenceKey, (Refusal, Box<dyn Sink<DecodeEvent>>)> {
         let mut inbox = self.inbox.lock();
         if Life::Open < inbox.life {
@@ -185,7 +192,7 @@ impl Mailbox {
         inbox.submissions += 1;
         // The request and its cancel.
         inbox.promised += 2;
-        inbox.commands.push_back(Command::Submit(Submission { key, request, sink }));
+        inbox.commands.push_back(Command::Submit(Submission { key, request, sink, guide }));
         drop(inbox);
         self.wake.notify_one();
         Ok(key)
@@ -212,6 +219,12 @@ impl Mailbox {
         self.wake.notify_one();
     }
 
+    /// Wakes the loop because something it looks at by itself has changed. Any number is one.
+    pub(crate) fn nudge(&self) {
+        self.inbox.lock().nudged = true;
+        self.wake.notify_one();
+    }
+
     /// Moves the worker towards its end. Never back.
     pub(crate) fn advance(&self, life: Life) {
         let mut inbox = self.inbox.lock();
@@ -223,9 +236,11 @@ impl Mailbox {
     /// Moves what has arrived to the end of `commands`, and waits up to `wait` when nothing has.
     pub(crate) fn take(&self, wait: Duration, commands: &mut VecDeque<Command>) -> Life {
         let mut inbox = self.inbox.lock();
-        if inbox.commands.is_empty() && inbox.life < Life::Stopping && !wait.is_zero() {
+        let quiet = inbox.commands.is_empty() && !inbox.nudged;
+        if quiet && inbox.life < Life::Stopping && !wait.is_zero() {
             self.wake.wait_for(&mut inbox, wait);
         }
+        inbox.nudged = false;
         inbox.submissions = 0;
         inbox.open = None;
         inbox.redeem();
@@ -289,7 +304,7 @@ mod tests {
         let mailbox = Arc::new(Mailbox::new(1));
         let mut sink = NoteSink::new(&mailbox, OperationId(0), 3);
         assert_eq!(mailbox.promised(), 4);
-        assert_eq!(sink.emit(LocateEvent { found: Vec::new() }), Flow::Open);
+        assert_eq!(sink.emit(LocateEvent::at_once(Vec::new())), Flow::Open);
         assert_eq!((mailbox.promised(), taken(&mailbox), mailbox.promised()), (4, 1, 3));
         drop(sink);
         assert_eq!((mailbox.promised(), taken(&mailbox), mailbox.promised()), (1, 1, 0));

@@ -148,6 +148,8 @@ enum Phase {
     Starting,
     Tail(TailPlan),
     Decoding,
+    /// Its last known row is computed, and the token that follows waits for something outside.
+    Held,
     /// Gives way; goes back to the queue once its slots are back.
     Yielding,
     /// Over; forgotten once its slots are back.
@@ -285,6 +287,36 @@ impl Scheduler {
         }
     }
 
+    /// Reports that the last known row of a sequence was computed and the token behind it cannot be drawn yet. Nothing of
+    /// it is planned until [`Scheduler::drawn`]; it may have to give way like any other, and then computes the row again.
+    /// `piece` is the last of its tail, or none for a decode row.
+    ///
+    /// # Panics
+    /// When the sequence is not where it would have to be.
+    pub fn hold(&mut self, key: SequenceKey, piece: Option<TailPiece>) {
+        let live = self.live.get_mut(&key).expect("a planned sequence is live");
+        match (live.phase, piece) {
+            (Phase::Tail(tail), Some(piece)) => {
+                assert!(tail.next == piece.from && piece.from < piece.to && piece.to == tail.end);
+            }
+            (Phase::Decoding, None) => {}
+            (phase, piece) => panic!("{phase:?} does not hold behind {piece:?}"),
+        }
+        live.phase = Phase::Held;
+    }
+
+    /// Reports that the token was drawn for which a sequence was held; it decodes again.
+    ///
+    /// # Panics
+    /// When the sequence is not held.
+    pub fn drawn(&mut self, key: SequenceKey) {
+        let live = self.live.get_mut(&key).expect("a held sequence is live");
+        assert_eq!(live.phase, Phase::Held);
+        live.phase = Phase::Decoding;
+        live.tokens += 1;
+        assert!(live.tokens <= live.tokens_max, "a finished sequence decodes no further");
+    }
+
     /// Reports that a decode row was computed and one more token drawn.
     ///
     /// # Panics
@@ -324,7 +356,7 @@ impl Scheduler {
                 tokens_max: live.tokens_max,
                 deadline: live.deadline,
             }),
-            Phase::Starting | Phase::Tail(_) | Phase::Decoding => {
+            Phase::Starting | Phase::Tail(_) | Phase::Decoding | Phase::Held => {
                 panic!("slots come back from sequences that leave")
             }
         }
@@ -401,7 +433,7 @@ impl Scheduler {
             .map(|live| match live.phase {
                 Phase::Starting => u64::from(live.tokens),
                 Phase::Tail(tail) => u64::from(tail.end - tail.next),
-                Phase::Decoding | Phase::Yielding | Phase::Ending => 0,
+                Phase::Decoding | Phase::Held | Phase::Yielding | Phase::Ending => 0,
             })
             .sum();
         queued + live
@@ -432,7 +464,7 @@ fn stage_of(phase: Phase) -> Stage {
     match phase {
         Phase::Starting => Stage::Starting,
         Phase::Tail(_) => Stage::Tail,
-        Phase::Decoding => Stage::Decoding,
+        Phase::Decoding | Phase::Held => Stage::Decoding,
         Phase::Yielding | Phase::Ending => Stage::Leaving,
     }
 }

@@ -63,6 +63,8 @@ pub struct DecodeStats {
     pub tail_rows: u64,
     /// Rows put off because a reader still held a slot that the reservation counts on. They are planned again.
     pub rows_stalled: u64,
+    /// Computed rows whose token waited for its grammar's mask.
+    pub rows_held: u64,
     /// Time spent computing steps.
     pub step_time: Duration,
     /// The longest step.
@@ -79,6 +81,6 @@ pub struct DecodeStats {
     pub slots_available: u64,
     /// Slots of the block pool.
     pub slots: u64,
-    /// Measured rows per second of recent steps; 0 before the first.
+    /// Measured rows per second of a full step; 0 before the first step.
     pub rows_per_second: f64,
 }

@@ -25,7 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, Builder, JoinHandle};
 
-use engine::{Engine, KvSlab};
+use engine::{Engine, GrammarCompiler, KvSlab};
 use kvstore::{Pool, PoolAudit, StartRecord, StartRecords, Transport};
 use parking_lot::Mutex;
 use shared::{
@@ -34,7 +34,8 @@ use shared::{
 };
 
 use crate::config::{ConfigError, DecodeConfig};
-use crate::mailbox::{Command, Life, Mailbox, Refusal};
+use crate::guides::{Anteroom, GuidePool, GuideStats};
+use crate::mailbox::{Command, Life, Mailbox};
 use crate::stats::DecodeStats;
 use crate::worker::turn::Loop;
 
@@ -56,6 +57,8 @@ pub struct DecodeParts {
     pub store: Arc<dyn BlockStore>,
     /// Whom to ask for missing blocks.
     pub prefill: Arc<dyn PrefillDirectory>,
+    /// Compiles the grammars of requests that have one; none refuses those requests.
+    pub grammars: Option<Arc<GrammarCompiler>>,
     /// Time.
     pub clock: Arc<dyn Clock>,
     /// Takes cache changes and load reports. A closed sink ends the reports, not the worker.
@@ -90,6 +93,8 @@ pub struct DecodeWorker {
     pool: Pool,
     windows: Pool,
     thread: Option<JoinHandle<()>>,
+    guides: Option<Arc<GuidePool>>,
+    anteroom: Anteroom,
 }
 
 /// What handle and loop have in common.
@@ -123,15 +128,29 @@ impl DecodeWorker {
             waiting_max: config.waiting_max,
         });
         let (pool, windows) = (parts.pool.clone(), parts.windows.clone());
-        let state = Loop::new(config, parts, Arc::clone(&shared));
+        let grammars = parts.grammars.as_ref();
+        let guides = grammars
+            .map(|compiler| {
+                GuidePool::start(&config, Arc::clone(compiler), Arc::clone(&parts.clock))
+            })
+            .transpose()?
+            .map(Arc::new);
+        let anteroom = Anteroom::new(&shared.mailbox, config.waiting_max);
+        let state = Loop::new(config, parts, guides.clone(), Arc::clone(&shared));
         let thread = Builder::new().name("decode".to_owned()).spawn(move || run(state))?;
-        Ok(Self { shared, pool, windows, thread: Some(thread) })
+        Ok(Self { shared, pool, windows, thread: Some(thread), guides, anteroom })
     }
 
     /// Counters and gauges as of the end of the last turn of the loop.
     #[must_use]
     pub fn stats(&self) -> DecodeStats {
         *self.shared.stats.lock()
+    }
+
+    /// What its grammars did and hold.
+    #[must_use]
+    pub fn guide_stats(&self) -> GuideStats {
+        self.guides.as_ref().map(|guides| guides.stats()).unwrap_or_default()
     }
 
     /// How the starts of a request went, as far as they are remembered.
@@ -160,27 +179,29 @@ impl DecodeWorker {
     /// Whether nothing is queued, running, being read, or offered and not answered.
     #[must_use]
     pub fn idle(&self) -> bool {
-        self.shared.mailbox.is_quiet()
+        self.anteroom.is_empty() && self.shared.mailbox.is_quiet()
     }
 }
 
 impl Decode for DecodeWorker {
     /// A refusal for want of room or because of draining comes on the calling thread, before this returns.
-    fn submit(&self, request: DecodeRequest, sink: Box<dyn Sink<DecodeEvent>>) -> Ticket {
-        match self.shared.mailbox.submit(request, sink) {
+    fn submit(&self, request: DecodeRequest, mut sink: Box<dyn Sink<DecodeEvent>>) -> Ticket {
+        if let Some(constraint) = request.constraint.clone() {
+            let Some(guides) = &self.guides else {
+                let what = "grammars; this worker has no vocabulary for them".to_owned();
+                // The only event of a refused request; a closed sink has nothing left to hear.
+                let _: Flow = sink.emit(DecodeEvent::Failed(ServeError::Unsupported { what }));
+                return Ticket::empty();
+            };
+            return self.anteroom.enter(guides, constraint, request, sink);
+        }
+        match self.shared.mailbox.submit(request, sink, None) {
             Ok(key) => {
                 let mailbox = Arc::clone(&self.shared.mailbox);
                 Ticket::new(move || mailbox.send(Command::Cancel(key)))
             }
             Err((refusal, mut sink)) => {
-                let error = match refusal {
-                    Refusal::Draining => ServeError::Draining,
-                    Refusal::Full(waiting) => ServeError::Overloaded {
-                        waiting,
-                        waiting_max: self.shared.waiting_max,
-                        retry_after_ms: crate::scheduler::RETRY_AFTER_MS,
-                    },
-                };
+                let error = refusal.into_error(self.shared.waiting_max);
                 // The request is over either way; a closed sink has nothing left to hear.
                 let _: Flow = sink.emit(DecodeEvent::Failed(error));
                 Ticket::empty()

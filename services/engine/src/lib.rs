@@ -8,6 +8,7 @@ mod config;
 mod engram_map;
 mod forward;
 mod golden;
+mod grammar;
 mod model;
 mod parity;
 mod rotary;
@@ -28,9 +29,13 @@ pub use config::{
 pub use engram_map::{EngramError, EngramHasher, EngramToken, HashTables, TokenMap};
 pub use forward::{BlockInput, Floors, Layers, Logits, RowPlan, Segment};
 pub use golden::{GoldenCase, GoldenError, GoldenSet, GoldenTensors};
+pub use grammar::{
+    Compiled, GrammarCompiler, GrammarLimits, GrammarRefusal, GrammarVocabulary,
+    GrammarVocabularyError, Guide, GuideError, Stopper, TokenMask,
+};
 pub use model::{Arithmetic, Engine, EngineOptions, LoadError};
 pub use parity::{CaseReport, Outcome, run_case};
-pub use sampler::sample;
+pub use sampler::{DrawContext, TokenCounts, draw, logprobs, sample};
 pub use sequence::Sequence;
 pub use slab::KvSlab;
 pub use trace::{NoTrace, Trace, TraceValue};

@@ -4,25 +4,41 @@ use std::sync::Arc;
 
 use shared::{Clock, DecodeEvent, FinishReason, ServeError, StartReport, Timestamp, TokenId};
 
+use crate::call::Call;
 use crate::metrics::{Metrics, Outcome};
-use crate::output::{Delta, OutputParser, Progress};
+use crate::output::{Delta, OutputParser, Piece, Progress, Scored};
 use crate::prompt::Prepared;
 use crate::vocabulary::Vocabulary;
 
 /// What one event changed.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Step {
+    /// The prompt is processed.
+    Began,
     /// The answer goes on.
     Shown(Delta),
     /// The answer is complete; the worker is not needed any more.
-    Ended(Delta, FinishReason),
+    Ended(Delta, End),
     /// The answer cannot be completed.
     Failed(ServeError),
+}
+
+/// Why an answer ended, as protocols tell it apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Stop,
+    Length,
+    /// This stop string was completed.
+    StopString(String),
+    /// The answer came to its end, and tools are to be called.
+    Calls,
 }
 
 /// Tokens and times of an answer, for the client.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bill {
+    /// Which prompt of the request it is for.
+    pub(crate) prompt_index: usize,
     pub(crate) prompt_tokens: u32,
     pub(crate) completion_tokens: u32,
     pub(crate) reasoning_tokens: u32,
@@ -32,17 +48,50 @@ pub(crate) struct Bill {
     pub(crate) ttft_ms: f64,
 }
 
+impl Bill {
+    /// Tokens of the prompt that were cached. More than the prompt cannot be.
+    pub(crate) fn cached_tokens(&self) -> u32 {
+        self.start.map_or(0, |start| start.cached_tokens).min(self.prompt_tokens)
+    }
+
+    /// What several answers cost together: each prompt counts once, as its first answer found it.
+    pub(crate) fn total(bills: &[Self]) -> Self {
+        let (first, others) = bills.split_first().expect("a request has an answer");
+        let mut total = *first;
+        let mut cached = first.cached_tokens();
+        let mut counted = first.prompt_index;
+        for bill in others {
+            total.completion_tokens =
+                total.completion_tokens.saturating_add(bill.completion_tokens);
+            total.reasoning_tokens = total.reasoning_tokens.saturating_add(bill.reasoning_tokens);
+            if bill.prompt_index != counted {
+                counted = bill.prompt_index;
+                total.prompt_tokens = total.prompt_tokens.saturating_add(bill.prompt_tokens);
+                cached = cached.saturating_add(bill.cached_tokens());
+            }
+        }
+        if let Some(start) = &mut total.start {
+            start.cached_tokens = cached;
+        }
+        total
+    }
+}
+
 /// One answer in the making.
 pub(crate) struct Answer {
     clock: Arc<dyn Clock>,
     metrics: Arc<Metrics>,
+    call: Arc<Call>,
     parser: OutputParser,
     end_of_answer: TokenId,
     arrived: Timestamp,
     first_token: Option<Timestamp>,
     last_token: Timestamp,
+    prompt_index: usize,
     prompt_tokens: u32,
     completion_tokens: u32,
+    /// Whether a tool is to be called.
+    calls: bool,
     start: Option<StartReport>,
 }
 
@@ -58,12 +107,15 @@ impl Answer {
         Self {
             clock,
             metrics,
-            parser: OutputParser::new(Arc::clone(vocabulary), prepared.start, &prepared.stops),
+            call: Arc::clone(&prepared.call),
+            parser: OutputParser::new(Arc::clone(vocabulary), &prepared.reading),
             end_of_answer: vocabulary.end_of_answer(),
             arrived,
             first_token: None,
             last_token: arrived,
+            prompt_index: prepared.prompt_index,
             prompt_tokens: prepared.prompt_tokens,
+            calls: false,
             completion_tokens: 0,
             start: None,
         }
@@ -72,23 +124,37 @@ impl Answer {
     /// Takes the next event. Not to be called after the end.
     pub(crate) fn take(&mut self, event: DecodeEvent) -> Step {
         let mut delta = Delta::default();
-        match event {
-            DecodeEvent::Started(report) => self.start = Some(self.merged(report)),
-            DecodeEvent::Token(id) => {
+        let end = match event {
+            DecodeEvent::Started(report) => {
+                self.start = Some(self.merged(report));
+                return Step::Began;
+            }
+            DecodeEvent::Token(id, scores) => {
                 self.count_token();
-                if id != self.end_of_answer
-                    && self.parser.push(id, &mut delta) == Progress::StopString
-                {
-                    return Step::Ended(delta, FinishReason::Stop);
+                let scored = scores.map(|scores| Scored { id, scores });
+                let stopped = id != self.end_of_answer
+                    && self.parser.push_scored(id, scored, &mut delta) == Progress::StopString;
+                if !stopped {
+                    self.note_calls(&delta);
+                    return Step::Shown(delta);
                 }
+                End::StopString(self.parser.stop_string().unwrap_or_default().to_owned())
             }
             DecodeEvent::Finished(reason) => {
                 self.parser.finish(&mut delta);
-                return Step::Ended(delta, reason);
+                match reason {
+                    FinishReason::Length => End::Length,
+                    FinishReason::Stop if self.calls => End::Calls,
+                    FinishReason::Stop => End::Stop,
+                }
             }
             DecodeEvent::Failed(error) => return Step::Failed(error),
-        }
-        Step::Shown(delta)
+        };
+        Step::Ended(delta, end)
+    }
+
+    fn note_calls(&mut self, delta: &Delta) {
+        self.calls |= delta.pieces().iter().any(|piece| matches!(piece, Piece::Call(_)));
     }
 
     /// The report of a worker that goes on with tokens of another one says little about how the request started; whether
@@ -104,12 +170,14 @@ impl Answer {
 
     fn count_token(&mut self) {
         let now = self.clock.now();
+        self.call.note_token(now);
         match self.first_token {
             None => {
                 self.first_token = Some(now);
                 self.metrics.first_token(now.since(self.arrived));
                 if let Some(start) = &self.start {
                     self.metrics.started(self.prompt_tokens, start);
+                    self.call.note_cached(start.cached_tokens);
                 }
             }
             Some(_) => self.metrics.next_token(now.since(self.last_token)),
@@ -123,6 +191,7 @@ impl Answer {
     pub(crate) fn bill(&self) -> Bill {
         let first = self.first_token.unwrap_or(self.last_token);
         Bill {
+            prompt_index: self.prompt_index,
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.completion_tokens,
             reasoning_tokens: self.parser.reasoning_tokens(),
@@ -133,9 +202,9 @@ impl Answer {
 }
 
 /// How a completed answer is counted.
-pub(crate) fn outcome_of(reason: FinishReason) -> Outcome {
-    match reason {
-        FinishReason::Stop => Outcome::Stop,
-        FinishReason::Length => Outcome::Length,
+pub(crate) fn outcome_of(end: &End) -> Outcome {
+    match end {
+        End::Stop | End::StopString(_) | End::Calls => Outcome::Stop,
+        End::Length => Outcome::Length,
     }
 }

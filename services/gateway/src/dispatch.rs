@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use shared::{
     Clock, DecodeDirectory, DecodeEvent, DecodeRequest, Flow, LegOutcome, PlaceEvent, PlaceRequest,
-    Placement, Placer, ServeError, Sink, TenantId, Ticket, Timestamp, TokenId, WorkerRank,
+    Placement, Placer, ServeError, Sink, Ticket, Timestamp, TokenId, WorkerRank,
 };
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -33,8 +33,6 @@ pub(crate) struct Cluster {
     pub(crate) directory: Arc<dyn DecodeDirectory>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) tenant: TenantId,
-    pub(crate) end_of_answer: TokenId,
     pub(crate) buffer_events_max: usize,
     pub(crate) resumes_max: u32,
     pub(crate) resume_wait_max: Duration,
@@ -93,12 +91,12 @@ struct Leg {
 }
 
 impl Session {
-    /// A session that has not begun; it does with the first call of [`Self::next`].
-    pub(crate) fn new(cluster: Cluster, prepared: Arc<Prepared>) -> Self {
+    /// A session that has not begun; it does with the first call of [`Self::next`]. `overflow` tells when a worker was
+    /// stopped because too many events waited.
+    pub(crate) fn new(cluster: Cluster, prepared: Arc<Prepared>, overflow: Arc<Notify>) -> Self {
         let deadline = cluster.clock.now().after(cluster.request_max);
         let silence_ends = Instant::now() + cluster.request_max + DEADLINE_GRACE;
         let resumes_left = cluster.resumes_max;
-        let overflow = Arc::new(Notify::new());
         Self {
             cluster,
             prepared,
@@ -112,11 +110,6 @@ impl Session {
             excluded: Vec::new(),
             search: None,
         }
-    }
-
-    /// Tells when the worker was stopped because too many events waited.
-    pub(crate) fn overflow(&self) -> Arc<Notify> {
-        Arc::clone(&self.overflow)
     }
 
     /// Tells why the request is where it is, now and later.
@@ -171,7 +164,7 @@ impl Session {
                 continue;
             }
             self.search = None;
-            if let DecodeEvent::Token(token) = event {
+            if let DecodeEvent::Token(token, _) = event {
                 self.emitted.push(token);
             }
             return Word::Event(event);
@@ -183,7 +176,7 @@ impl Session {
     fn tell(&mut self, event: &DecodeEvent) {
         let Some(leg) = &self.leg else { return };
         let outcome = match event {
-            DecodeEvent::Token(_) => return,
+            DecodeEvent::Token(..) => return,
             DecodeEvent::Started(report) => LegOutcome::Started(*report),
             DecodeEvent::Finished(_) => {
                 let tokens = self.emitted.len() - leg.emitted_before;
@@ -272,7 +265,7 @@ impl Session {
         };
         let request = PlaceRequest {
             id: self.prepared.id,
-            tenant: self.cluster.tenant.clone(),
+            tenant: self.prepared.call.caller.tenant.clone(),
             names: Arc::clone(&self.prepared.names),
             prompt_tokens: self.prepared.prompt_tokens,
             output_tokens_max: self.prepared.output_tokens_max,
@@ -296,14 +289,17 @@ impl Session {
         DecodeRequest {
             id: self.prepared.id,
             trace: self.prepared.trace,
-            tenant: self.cluster.tenant.tag(),
+            tenant: self.prepared.call.caller.tenant.tag(),
             prompt: Arc::clone(&self.prepared.prompt),
             emitted: self.emitted.clone(),
             root: self.prepared.root,
             names: Arc::clone(&self.prepared.names),
             lineage: self.prepared.lineage,
             sampling: self.prepared.sampling,
-            stop_ids: vec![self.cluster.end_of_answer],
+            logit_bias: Arc::clone(&self.prepared.logit_bias),
+            logprobs: self.prepared.logprobs,
+            constraint: self.prepared.constraint.clone(),
+            stop_ids: self.prepared.stop_ids.clone(),
             output_tokens_max: self.prepared.output_tokens_max,
             prefill: placement.prefill,
             deadline: Some(self.deadline),
@@ -321,6 +317,8 @@ fn failure(error: &ServeError) -> Option<LegOutcome> {
         | ServeError::TooLong { .. }
         | ServeError::NeverFits { .. }
         | ServeError::Unsupported { .. }
+        | ServeError::GrammarRefused { .. }
+        | ServeError::GrammarFailed { .. }
         | ServeError::NamesDiffer { .. }
         | ServeError::NoWorker { .. }
         | ServeError::DeadlineExceeded { .. } => None,
@@ -372,7 +370,7 @@ mod tests {
     #[test]
     fn a_full_buffer_closes_the_sink_and_keeps_what_it_held() {
         let (mut sink, mut events, mut overflown) = sink(2);
-        let token = |id| DecodeEvent::Token(TokenId(id));
+        let token = |id| DecodeEvent::Token(TokenId(id), None);
         assert_eq!(sink.emit(token(0)), Flow::Open);
         assert_eq!(sink.emit(token(1)), Flow::Open);
         assert!(overflown.try_recv().is_err());
@@ -388,6 +386,6 @@ mod tests {
     fn a_sink_nobody_listens_to_is_closed() {
         let (mut sink, events, _overflown) = sink(2);
         drop(events);
-        assert_eq!(sink.emit(DecodeEvent::Token(TokenId(0))), Flow::Closed);
+        assert_eq!(sink.emit(DecodeEvent::Token(TokenId(0), None)), Flow::Closed);
     }
 }

@@ -1,12 +1,13 @@
 //! What a client is told when a request fails: the OpenAI error shape, one line that says what to do.
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use shared::ServeError;
 
+use crate::limits::Refusal;
 use crate::metrics::Outcome;
 
 /// A failed request, as its client sees it.
@@ -62,6 +63,36 @@ impl ApiError {
     pub(crate) fn not_found(code: &'static str, message: impl Into<String>) -> Self {
         let status = StatusCode::NOT_FOUND;
         Self { status, code, outcome: Outcome::NotFound, ..Self::invalid(None, message) }
+    }
+
+    /// Nobody knows who asks.
+    pub(crate) fn unauthenticated(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::UNAUTHORIZED,
+            kind: "authentication_error",
+            code,
+            outcome: Outcome::Unauthenticated,
+            ..Self::invalid(None, message)
+        }
+    }
+
+    /// The tenant or the key has used what it may for now.
+    pub(crate) fn rate_limited(refusal: &Refusal) -> Self {
+        let Refusal { limit, whose, bound, wait } = refusal;
+        // A client that waits this long is let in, so the wait is rounded up.
+        let seconds = u64::try_from(wait.as_millis().div_ceil(1_000)).unwrap_or(u64::MAX).max(1);
+        Self {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            kind: "rate_limit_error",
+            code: "rate_limit_exceeded",
+            message: format!(
+                "this {whose} has reached its {} of {bound}; retry in {seconds} s",
+                limit.as_str()
+            ),
+            param: None,
+            retry_after: Some(seconds),
+            outcome: Outcome::RateLimited,
+        }
     }
 
     pub(crate) fn model_not_found(asked: &str, names: &[String]) -> Self {
@@ -179,6 +210,12 @@ impl ApiError {
         }
     }
 
+    /// A fault of ours that the caller logged; the response's header names the request.
+    pub(crate) fn broken() -> Self {
+        let message = "internal error; tell the operator the request id in the header x-request-id, whose log lines have the cause";
+        Self { message: message.into(), ..Self::internal(shared::RequestId(0)) }
+    }
+
     /// What a refusal by the router or a worker means to the client.
     pub(crate) fn from_serve(error: &ServeError, request: shared::RequestId) -> Self {
         match error {
@@ -195,6 +232,12 @@ impl ApiError {
             }
             ServeError::Unsupported { .. } => {
                 Self { code: "unsupported", ..Self::invalid(None, error.to_string()) }
+            }
+            ServeError::GrammarRefused { .. } => {
+                Self { code: "grammar_refused", ..Self::invalid(None, error.to_string()) }
+            }
+            ServeError::GrammarFailed { .. } => {
+                Self { code: "grammar_failed", ..Self::invalid(None, error.to_string()) }
             }
             ServeError::WorkerLost { .. } => {
                 let message = format!("{error} and took the answer with it; ask again");
@@ -238,15 +281,53 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// The status that Anthropic's clients know the error by.
+    pub(crate) fn anthropic_status(&self) -> StatusCode {
+        match self.status {
+            // "Overloaded", which no registry has.
+            StatusCode::SERVICE_UNAVAILABLE => StatusCode::from_u16(529).expect("a status"),
+            status => status,
+        }
+    }
+
+    /// The error in Anthropic's shape.
+    pub(crate) fn to_anthropic_json(&self, request_id: Option<&str>) -> Vec<u8> {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            402 => "billing_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            408 | 504 => "timeout_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            400..=499 => "invalid_request_error",
+            _ => "api_error",
+        };
+        let envelope = serde_json::json!({
+            "type": "error",
+            "error": {"type": kind, "message": self.message},
+            "request_id": request_id,
+        });
+        envelope.to_string().into_bytes()
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = Response::new(Body::from(self.to_json()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(seconds) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // For the layer that says it in another protocol's shape.
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -278,6 +359,13 @@ mod tests {
             ),
             (ServeError::NeverFits { slots: 9, slots_max: 8 }, 400, "request_too_large", None),
             (ServeError::Unsupported { what: "images".into() }, 400, "unsupported", None),
+            (
+                ServeError::GrammarRefused { what: "look-ahead".into() },
+                400,
+                "grammar_refused",
+                None,
+            ),
+            (ServeError::GrammarFailed { what: "states".into() }, 400, "grammar_failed", None),
             (ServeError::NamesDiffer { index: 0 }, 500, "internal_error", None),
             (ServeError::WorkerLost { worker }, 503, "worker_lost", Some(1)),
             (ServeError::NoWorker { role: "decode" }, 503, "no_worker", Some(1)),

@@ -13,10 +13,13 @@ use tokio::task::JoinSet;
 use crate::admission::Admission;
 use crate::config::{GatewayConfig, ServedModel};
 use crate::dispatch::Cluster;
+use crate::door::Door;
 use crate::evidence::EvidencePolicy;
+use crate::keys::KeyRing;
 use crate::metrics::{Metrics, MetricsProvider};
 use crate::prompt::Prompter;
 use crate::routes;
+use crate::stored::{ResponseStore, StoredBounds};
 use crate::vocabulary::VocabularyError;
 
 /// Why a gateway cannot be made.
@@ -76,9 +79,11 @@ pub(crate) struct Shared {
     pub(crate) cluster: Cluster,
     pub(crate) health: HealthCheck,
     pub(crate) evidence: EvidencePolicy,
+    pub(crate) door: Door,
     pub(crate) admission: Arc<Admission>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) tokenisers: Arc<Semaphore>,
+    pub(crate) responses: Arc<ResponseStore>,
     /// Pumps of running streams; at most as many as requests in flight.
     pumps: Mutex<JoinSet<()>>,
     request_id_seed: [u8; 32],
@@ -111,8 +116,6 @@ impl Gateway {
             directory: parts.directory,
             clock: parts.clock,
             metrics: Arc::clone(&metrics),
-            tenant: prompter.model().tenant.clone(),
-            end_of_answer: prompter.vocabulary().end_of_answer(),
             buffer_events_max: config.answer_buffer_tokens_max,
             resumes_max: config.resumes_max,
             resume_wait_max: Duration::from_millis(config.resume_wait_ms_max),
@@ -123,13 +126,22 @@ impl Gateway {
             config.retry_after_s,
             Arc::clone(&metrics),
         );
+        let bounds = StoredBounds {
+            bytes_max: config.stored_bytes_max,
+            responses_max: config.stored_responses_max,
+            kept_for: Duration::from_secs(config.stored_ttl_s),
+        };
+        let responses = ResponseStore::new(bounds, Arc::clone(&cluster.clock));
+        let door = Door::new(&config, prompter.model().tenant.clone());
         let shared = Shared {
+            responses: Arc::new(responses),
             tokenisers: Arc::new(Semaphore::new(config.tokenise_parallel_max)),
             config,
             prompter: Arc::new(prompter),
             cluster,
             health: parts.health,
             evidence: parts.evidence,
+            door,
             admission: Arc::new(admission),
             metrics,
             pumps: Mutex::new(JoinSet::new()),
@@ -148,6 +160,12 @@ impl Gateway {
     /// health checks. To be bound to another address than the public one.
     pub fn admin_router(&self, providers: Vec<MetricsProvider>) -> Router {
         routes::admin(Arc::clone(&self.shared), providers)
+    }
+
+    /// From now on only the bearers of these keys are answered on the public router; without a ring, as at the beginning,
+    /// anybody is. Requests in work go on. Does not block.
+    pub fn set_keys(&self, keys: Option<KeyRing>) {
+        self.shared.door.set_keys(keys);
     }
 
     /// From now on new requests are answered 503 and `/readyz` says no; requests in work go on.

@@ -1,17 +1,23 @@
-//! What the gateway counts. Names are `kvasir_gateway_<noun>_<unit>[_total]`; every label has a fixed set of values.
+//! What the gateway counts. Names are `kvasir_gateway_<noun>_<unit>[_total]`; every label has a fixed set of values, but for
+//! `tenant`, of which the first 256 are shown by name.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::prometheus_text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use shared::StartReport;
+use shared::{StartReport, TenantId};
 
+use crate::call::Used;
+use crate::limits::Limit;
 use crate::token_cache::TokenCacheStats;
 
 /// Appends metrics in the Prometheus text format (0.0.4) to the answer of `/metrics`. Called once per scrape, must not
@@ -30,6 +36,8 @@ pub(crate) enum Outcome {
     TooLarge,
     Overloaded,
     OverShare,
+    Unauthenticated,
+    RateLimited,
     Unavailable,
     Draining,
     TimedOut,
@@ -48,6 +56,8 @@ impl Outcome {
             Self::TooLarge => "too_large",
             Self::Overloaded => "overloaded",
             Self::OverShare => "over_share",
+            Self::Unauthenticated => "unauthenticated",
+            Self::RateLimited => "rate_limited",
             Self::Unavailable => "unavailable",
             Self::Draining => "draining",
             Self::TimedOut => "timed_out",
@@ -58,6 +68,13 @@ impl Outcome {
 
 /// One label with a value from a fixed set.
 type Label = [(&'static str, &'static str); 1];
+/// A tenant, by its name or as one of the others, and one more label.
+type TenantLabel = [(&'static str, Cow<'static, str>); 2];
+
+/// Tenants that have figures of their own; later ones are counted together. A scrape stays below 200 kB by it.
+const TENANTS_SHOWN_MAX: usize = 256;
+/// What the others are called; no tenant can have that name.
+const OTHERS: &str = "(others)";
 
 /// Bucket bounds in seconds for waiting times: 1 ms, the shortest prefill, to about two minutes.
 const WAIT_SECONDS: [f64; 17] = [
@@ -79,8 +96,15 @@ pub(crate) struct Metrics {
     prompt_tokens: Family<Label, Counter>,
     output_tokens: Counter,
     resumes: Counter,
+    tenants_shown: Mutex<HashSet<TenantId>>,
+    tenant_requests: Family<TenantLabel, Counter>,
+    tenant_tokens: Family<TenantLabel, Counter>,
+    accounts: Gauge,
     in_flight: Gauge,
+    stored_responses: Gauge,
+    stored_bytes: Gauge,
     token_cache_bytes: Gauge,
+    token_cache_words: Gauge,
     token_cache_lookups: Family<Label, Counter<u64, AtomicU64>>,
 }
 
@@ -95,8 +119,15 @@ impl Metrics {
             prompt_tokens: Family::default(),
             output_tokens: Counter::default(),
             resumes: Counter::default(),
+            tenants_shown: Mutex::default(),
+            tenant_requests: Family::default(),
+            tenant_tokens: Family::default(),
+            accounts: Gauge::default(),
             in_flight: Gauge::default(),
+            stored_responses: Gauge::default(),
+            stored_bytes: Gauge::default(),
             token_cache_bytes: Gauge::default(),
+            token_cache_words: Gauge::default(),
             token_cache_lookups: Family::default(),
         };
         metrics.register();
@@ -132,11 +163,29 @@ impl Metrics {
             "Requests placed anew after a lost worker",
             self.resumes.clone(),
         );
+        registry.register(
+            "tenant_requests",
+            "Requests of a tenant: served, or refused by which of its limits",
+            self.tenant_requests.clone(),
+        );
+        registry.register("tenant_tokens", "Tokens of a tenant", self.tenant_tokens.clone());
+        registry.register("accounts", "Tenants and keys with limits", self.accounts.clone());
         registry.register("in_flight_requests", "Requests in work", self.in_flight.clone());
+        registry.register(
+            "stored_responses",
+            "Responses kept for who refers to them",
+            self.stored_responses.clone(),
+        );
+        registry.register("stored_bytes", "Bytes they take", self.stored_bytes.clone());
         registry.register(
             "token_cache_bytes",
             "Bytes held by the token cache",
             self.token_cache_bytes.clone(),
+        );
+        registry.register(
+            "token_cache_words",
+            "Words whose tokens are kept; at 65536 all are forgotten",
+            self.token_cache_words.clone(),
         );
         registry.register(
             "token_cache_lookups",
@@ -169,6 +218,35 @@ impl Metrics {
         self.resumes.inc();
     }
 
+    /// A request of a tenant that was let in is over.
+    pub(crate) fn tenant_used(&self, tenant: &TenantId, used: &Used) {
+        let shown = self.shown(tenant);
+        let label = |name, value: &'static str| [("tenant", shown.clone()), (name, value.into())];
+        self.tenant_requests.get_or_create(&label("result", "served")).inc();
+        let counts = [
+            ("prompt", used.prompt_tokens),
+            ("cached", used.cached_tokens),
+            ("output", used.output_tokens),
+        ];
+        for (kind, count) in counts {
+            self.tenant_tokens.get_or_create(&label("kind", kind)).inc_by(count);
+        }
+    }
+
+    /// A limit of a tenant or of one of its keys was reached.
+    pub(crate) fn tenant_refused(&self, tenant: &TenantId, limit: Limit) {
+        let labels = [("tenant", self.shown(tenant)), ("result", limit.as_str().into())];
+        self.tenant_requests.get_or_create(&labels).inc();
+    }
+
+    fn shown(&self, tenant: &TenantId) -> Cow<'static, str> {
+        let mut shown = self.tenants_shown.lock();
+        if shown.len() < TENANTS_SHOWN_MAX {
+            shown.insert(tenant.clone());
+        }
+        if shown.contains(tenant) { (*tenant.0).to_owned().into() } else { OTHERS.into() }
+    }
+
     pub(crate) fn started(&self, prompt_tokens: u32, start: &StartReport) {
         let cold = prompt_tokens.saturating_sub(start.cached_tokens);
         let counts =
@@ -178,10 +256,24 @@ impl Metrics {
         }
     }
 
+    /// Notes number and bytes of stored responses.
+    pub(crate) fn stored(&self, (responses, bytes): (usize, usize)) {
+        self.stored_responses.set(i64::try_from(responses).unwrap_or(i64::MAX));
+        self.stored_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
     /// All metrics of the gateway in the Prometheus text format.
-    pub(crate) fn encode(&self, in_flight: usize, cache: TokenCacheStats, text: &mut String) {
+    pub(crate) fn encode(
+        &self,
+        in_flight: usize,
+        accounts: usize,
+        cache: TokenCacheStats,
+        text: &mut String,
+    ) {
+        self.accounts.set(i64::try_from(accounts).unwrap_or(i64::MAX));
         self.in_flight.set(i64::try_from(in_flight).unwrap_or(i64::MAX));
         self.token_cache_bytes.set(i64::try_from(cache.bytes).unwrap_or(i64::MAX));
+        self.token_cache_words.set(i64::try_from(cache.words).unwrap_or(i64::MAX));
         for (result, count) in [("hit", cache.hits), ("miss", cache.misses)] {
             // The cache counts by itself; the counter follows, and never falls.
             let counter = self.token_cache_lookups.get_or_create(&[("result", result)]);

@@ -1,15 +1,22 @@
-//! Turns the tokens of an answer into reasoning and content.
+//! Turns the tokens of an answer into reasoning, content and tool calls.
 //!
-//! The rules are those of `deepseek-recipe`'s stream processor, which serves as the oracle in the tests; two things
-//! differ on purpose: control tokens are hidden instead of shown by their spelling, and text is released as soon as it
-//! is known to be neither a stop string nor half a character, instead of when a whole token chunk decodes.
+//! The rules are those of `deepseek-recipe`'s stream processor, which serves as the oracle in the tests; where this parser
+//! leaves them on purpose is listed in the README. Text is released as soon as it is known to be neither a stop string nor
+//! half a character nor markup, instead of when a whole token chunk decodes.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use shared::TokenId;
+use shared::{TokenId, TokenLogprobs};
 
 use crate::utf8::Utf8Assembler;
 use crate::vocabulary::{TokenText, Vocabulary};
+use calls::CallsText;
+use text::{ContentText, ReasoningText, TextRules};
+
+mod calls;
+mod json_value;
+mod text;
 
 /// Where the prompt left off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,18 +29,76 @@ pub(crate) enum OutputStart {
     Content,
     /// In the middle of an answer given by the client: newlines count.
     ContentContinued,
+    /// Within a block of tool calls that the prompt opened.
+    Calls,
 }
 
-/// What became visible.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// How an answer is to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reading {
+    pub(crate) start: OutputStart,
+    /// Whether markup of tool calls is read; otherwise its sentinel is hidden like any control token.
+    pub(crate) calls: bool,
+    /// What ends the answer; none of them empty.
+    pub(crate) stops: Vec<String>,
+}
+
+/// A part of an answer that became visible.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    Reasoning(String),
+    Content(String),
+    /// A tool call begins; this is its name.
+    Call(String),
+    /// A part of the JSON arguments of the call that began last.
+    Arguments(String),
+}
+
+/// A token of the answer and its log probabilities.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Scored {
+    pub(crate) id: TokenId,
+    pub(crate) scores: Box<TokenLogprobs>,
+}
+
+/// What became visible, in order, and the tokens it came from, where the client asked for their log probabilities.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Delta {
-    pub(crate) reasoning: String,
-    pub(crate) content: String,
+    pieces: Vec<Piece>,
+    /// Tokens of content, each with its first byte that is shown.
+    pub(crate) content_scores: Vec<Scored>,
+    /// Tokens of reasoning.
+    pub(crate) reasoning_scores: Vec<Scored>,
 }
 
 impl Delta {
     pub(crate) fn is_empty(&self) -> bool {
-        self.reasoning.is_empty() && self.content.is_empty()
+        self.pieces.is_empty() && self.content_scores.is_empty() && self.reasoning_scores.is_empty()
+    }
+
+    pub(crate) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Appends a piece; text joins text of its kind, and no text is no piece.
+    pub(crate) fn push(&mut self, piece: Piece) {
+        match (self.pieces.last_mut(), piece) {
+            (_, Piece::Reasoning(new) | Piece::Content(new) | Piece::Arguments(new))
+                if new.is_empty() => {}
+            (Some(Piece::Reasoning(text)), Piece::Reasoning(new))
+            | (Some(Piece::Content(text)), Piece::Content(new))
+            | (Some(Piece::Arguments(text)), Piece::Arguments(new)) => text.push_str(&new),
+            (_, piece) => self.pieces.push(piece),
+        }
+    }
+
+    /// Appends what became visible later.
+    pub(crate) fn append(&mut self, later: Self) {
+        for piece in later.pieces {
+            self.push(piece);
+        }
+        self.content_scores.extend(later.content_scores);
+        self.reasoning_scores.extend(later.reasoning_scores);
     }
 }
 
@@ -51,33 +116,121 @@ pub(crate) struct OutputParser {
     characters: Utf8Assembler,
     stage: Stage,
     content: ContentText,
+    stops: Vec<String>,
+    calls: bool,
     reasoning_tokens: u32,
+    /// Tokens whose text is not shown yet, and where in their stage's text they begin.
+    unsettled: VecDeque<(usize, Scored)>,
 }
 
 enum Stage {
     Reasoning(ReasoningText),
     Content,
+    Calls(Box<CallsText>),
     Ended,
 }
 
 impl OutputParser {
-    /// A parser for an answer that begins at `start` and ends at any of `stops` (not empty strings).
-    pub(crate) fn new(vocabulary: Arc<Vocabulary>, start: OutputStart, stops: &[String]) -> Self {
-        let reasoning = |strip| Stage::Reasoning(ReasoningText { strip, newlines: 0 });
-        let stage = match start {
+    /// A parser for an answer that is to be read like this.
+    pub(crate) fn new(vocabulary: Arc<Vocabulary>, reading: &Reading) -> Self {
+        let calls = reading.calls;
+        let reasoning = |strip| Stage::Reasoning(ReasoningText::new(TextRules { strip, calls }));
+        let stage = match reading.start {
             OutputStart::Reasoning => reasoning(true),
             OutputStart::ReasoningContinued => reasoning(false),
             OutputStart::Content | OutputStart::ContentContinued => Stage::Content,
+            OutputStart::Calls => Stage::Calls(Box::new(CallsText::new())),
         };
-        let strip = start != OutputStart::ContentContinued;
-        let content = ContentText::new(strip, stops);
-        let characters = Utf8Assembler::default();
-        Self { vocabulary, characters, stage, content, reasoning_tokens: 0 }
+        let strip = reading.start != OutputStart::ContentContinued;
+        Self {
+            vocabulary,
+            characters: Utf8Assembler::default(),
+            stage,
+            content: ContentText::new(TextRules { strip, calls }, &reading.stops),
+            stops: reading.stops.clone(),
+            calls,
+            reasoning_tokens: 0,
+            unsettled: VecDeque::new(),
+        }
     }
 
     /// Tokens taken while reasoning, the closing mark not counted.
     pub(crate) fn reasoning_tokens(&self) -> u32 {
         self.reasoning_tokens
+    }
+
+    /// The stop string that ended the answer.
+    pub(crate) fn stop_string(&self) -> Option<&str> {
+        self.content.stopped().map(|index| self.stops[index].as_str())
+    }
+
+    /// Takes the next token and its log probabilities, and appends what became visible.
+    pub(crate) fn push_scored(
+        &mut self,
+        id: TokenId,
+        scored: Option<Scored>,
+        delta: &mut Delta,
+    ) -> Progress {
+        let Some(scored) = scored else { return self.push(id, delta) };
+        let stage = self.stage_number();
+        let start = self.passed() + self.held() + self.characters.pending();
+        self.unsettled.push_back((start, scored));
+        let shown = delta.pieces.len();
+        let progress = self.push(id, delta);
+        if stage == self.stage_number() || progress == Progress::StopString {
+            self.settle(shown < delta.pieces.len(), delta);
+        } else {
+            self.unsettled.clear();
+        }
+        progress
+    }
+
+    /// Tells the tokens whose text was shown. What passed and was not shown is told to nobody.
+    fn settle(&mut self, shown: bool, delta: &mut Delta) {
+        let passed = self.passed();
+        let is_content = match self.stage {
+            Stage::Content | Stage::Ended => true,
+            Stage::Reasoning(_) => false,
+            Stage::Calls(_) => {
+                self.unsettled.clear();
+                return;
+            }
+        };
+        while self.unsettled.front().is_some_and(|(start, _)| *start < passed) {
+            let (_, scored) = self.unsettled.pop_front().expect("just seen");
+            match (shown, is_content) {
+                (false, _) => {}
+                (true, true) => delta.content_scores.push(scored),
+                (true, false) => delta.reasoning_scores.push(scored),
+            }
+        }
+    }
+
+    fn stage_number(&self) -> u8 {
+        match self.stage {
+            Stage::Reasoning(_) => 0,
+            Stage::Content => 1,
+            Stage::Calls(_) => 2,
+            Stage::Ended => 3,
+        }
+    }
+
+    /// Bytes of the stage's text that were shown or dropped.
+    fn passed(&self) -> usize {
+        match &self.stage {
+            Stage::Reasoning(reasoning) => reasoning.passed(),
+            Stage::Content | Stage::Ended => self.content.passed(),
+            Stage::Calls(_) => 0,
+        }
+    }
+
+    /// Bytes of the stage's text that are held back.
+    fn held(&self) -> usize {
+        match &self.stage {
+            Stage::Reasoning(reasoning) => reasoning.held(),
+            Stage::Content => self.content.held(),
+            Stage::Calls(_) | Stage::Ended => 0,
+        }
     }
 
     /// Takes the next token and appends what became visible.
@@ -102,163 +255,92 @@ impl OutputParser {
 
     /// Shows what was held back, at the end of the answer. Half a character at the very end is dropped.
     pub(crate) fn finish(&mut self, delta: &mut Delta) {
+        let mut out = String::new();
         match &mut self.stage {
-            Stage::Reasoning(reasoning) => reasoning.release(&mut delta.reasoning),
-            Stage::Content => self.content.release(&mut delta.content),
+            Stage::Reasoning(reasoning) => {
+                reasoning.release(&mut out);
+                delta.push(Piece::Reasoning(out));
+            }
+            Stage::Content => {
+                self.content.release(&mut out);
+                delta.push(Piece::Content(out));
+            }
+            Stage::Calls(calls) => calls.finish(delta),
             Stage::Ended => {}
+        }
+        if !matches!(self.stage, Stage::Ended) {
+            self.settle(true, delta);
         }
         self.stage = Stage::Ended;
     }
 
     fn show(&mut self, text: &str, delta: &mut Delta) -> Progress {
+        let mut out = String::new();
         match &mut self.stage {
-            Stage::Reasoning(reasoning) => reasoning.push(text, &mut delta.reasoning),
+            Stage::Reasoning(reasoning) => {
+                reasoning.push(text, &mut out);
+                delta.push(Piece::Reasoning(out));
+            }
             Stage::Content => {
-                if self.content.push(text, &mut delta.content) == Progress::StopString {
+                let progress = self.content.push(text, &mut out);
+                delta.push(Piece::Content(out));
+                if progress == Progress::StopString {
                     self.stage = Stage::Ended;
-                    return Progress::StopString;
+                    return progress;
                 }
             }
+            Stage::Calls(calls) => calls.push(text, delta),
             Stage::Ended => {}
         }
         Progress::Continues
     }
 
     fn take_control(&mut self, text: &TokenText, delta: &mut Delta) {
-        match (&mut self.stage, text) {
-            // The newlines before the mark are dropped with the state that holds them.
-            (Stage::Reasoning(_), TokenText::ThinkEnd) => {
-                self.content.strip = true;
-                self.stage = Stage::Content;
+        let shown = if let TokenText::Mark(mark) = text { Some(mark.as_ref()) } else { None };
+        let sentinel = self.calls && *text == TokenText::Sentinel;
+        let mut out = String::new();
+        match &mut self.stage {
+            Stage::Reasoning(reasoning) => {
+                if sentinel && reasoning.is_led() {
+                    self.stage = Stage::Calls(Box::new(CallsText::new()));
+                    return;
+                }
+                reasoning.interrupt(&mut out);
+                reasoning.push(shown.unwrap_or_default(), &mut out);
+                delta.push(Piece::Reasoning(out));
+                // The newlines before the mark are dropped with the state that holds them.
+                if *text == TokenText::ThinkEnd {
+                    self.content.strip = true;
+                    self.stage = Stage::Content;
+                }
             }
-            (Stage::Reasoning(reasoning), TokenText::Mark(mark)) => {
-                reasoning.push(mark, &mut delta.reasoning);
+            Stage::Content => {
+                if sentinel && self.content.is_led() {
+                    self.content.begin_calls(&mut out);
+                    delta.push(Piece::Content(out));
+                    self.stage = Stage::Calls(Box::new(CallsText::new()));
+                    return;
+                }
+                // A hidden token separates: a stop string does not reach across it.
+                self.content.release(&mut out);
+                if shown.is_some() || *text == TokenText::ThinkEnd {
+                    self.content.strip = false;
+                }
+                let mark = shown.unwrap_or_default();
+                self.content.pass(mark.len());
+                out.push_str(mark);
+                delta.push(Piece::Content(out));
             }
-            (Stage::Content, TokenText::ThinkEnd) => {
-                self.content.release(&mut delta.content);
-                self.content.strip = false;
-            }
-            (Stage::Content, TokenText::Mark(mark)) => {
-                self.content.release(&mut delta.content);
-                self.content.strip = false;
-                delta.content.push_str(mark);
-            }
-            // A hidden token separates: a stop string does not reach across it.
-            (Stage::Content, TokenText::Hidden) => self.content.release(&mut delta.content),
-            (_, TokenText::Hidden | TokenText::Bytes(_)) | (Stage::Ended, _) => {}
+            Stage::Calls(calls) if sentinel => calls.sentinel(delta),
+            Stage::Calls(calls) => calls.control(shown, delta),
+            Stage::Ended => {}
         }
     }
 }
 
-/// Reasoning: leading newlines are dropped, others held back until something follows that is not the closing mark.
-struct ReasoningText {
-    strip: bool,
-    newlines: usize,
-}
-
-impl ReasoningText {
-    fn push(&mut self, text: &str, out: &mut String) {
-        for character in text.chars() {
-            if character == '\n' {
-                self.newlines += usize::from(!self.strip);
-                continue;
-            }
-            self.strip = false;
-            self.release(out);
-            out.push(character);
-        }
-    }
-
-    fn release(&mut self, out: &mut String) {
-        out.extend(std::iter::repeat_n('\n', self.newlines));
-        self.newlines = 0;
-    }
-}
-
-/// Content: leading newlines are dropped, and what may become a stop string is held back.
-struct ContentText {
-    strip: bool,
-    /// Text not shown yet: always the longest beginning of a stop string that the text so far ends with.
-    held: Vec<u8>,
-    stops: Vec<StopString>,
-}
-
-impl ContentText {
-    fn new(strip: bool, stops: &[String]) -> Self {
-        let stops = stops.iter().map(|stop| StopString::new(stop.as_bytes())).collect();
-        Self { strip, held: Vec::new(), stops }
-    }
-
-    fn push(&mut self, text: &str, out: &mut String) -> Progress {
-        for byte in text.bytes() {
-            self.held.push(byte);
-            if let Some(stop_bytes) = self.stops.iter_mut().find_map(|stop| stop.feed(byte)) {
-                self.show_all_but(stop_bytes, out);
-                return Progress::StopString;
-            }
-            if self.strip && byte == b'\n' {
-                self.held.clear();
-                self.restart();
-                continue;
-            }
-            self.strip = false;
-        }
-        let begun = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
-        self.show_all_but(begun, out);
-        Progress::Continues
-    }
-
-    fn release(&mut self, out: &mut String) {
-        self.show_all_but(0, out);
-        self.restart();
-    }
-
-    fn restart(&mut self) {
-        for stop in &mut self.stops {
-            stop.matched = 0;
-        }
-    }
-
-    /// A stop string begins with the first byte of a character, so the cut never divides one.
-    fn show_all_but(&mut self, kept: usize, out: &mut String) {
-        let shown = self.held.len() - kept;
-        out.push_str(std::str::from_utf8(&self.held[..shown]).expect("cut between characters"));
-        self.held.drain(..shown);
-    }
-}
-
-/// One stop string and how much of it the text ends with (Knuth, Morris and Pratt, 1977).
-struct StopString {
-    bytes: Box<[u8]>,
-    /// For each length, the longest shorter beginning that is also its end.
-    borders: Box<[usize]>,
-    matched: usize,
-}
-
-impl StopString {
-    fn new(bytes: &[u8]) -> Self {
-        assert!(!bytes.is_empty(), "an empty stop string is refused with the request");
-        let mut borders = vec![0; bytes.len()];
-        let mut border = 0;
-        for index in 1..bytes.len() {
-            while border > 0 && bytes[index] != bytes[border] {
-                border = borders[border - 1];
-            }
-            border += usize::from(bytes[index] == bytes[border]);
-            borders[index] = border;
-        }
-        Self { bytes: bytes.into(), borders: borders.into(), matched: 0 }
-    }
-
-    /// The length of the stop string, once it is complete.
-    fn feed(&mut self, byte: u8) -> Option<usize> {
-        while self.matched > 0 && self.bytes[self.matched] != byte {
-            self.matched = self.borders[self.matched - 1];
-        }
-        self.matched += usize::from(self.bytes[self.matched] == byte);
-        (self.matched == self.bytes.len()).then_some(self.matched)
-    }
-}
-
+#[cfg(test)]
+mod bench;
+#[cfg(test)]
+mod call_tests;
 #[cfg(test)]
 mod tests;

@@ -1,63 +1,110 @@
-//! From a checked request to what a worker needs: prompt ids, block names, sampling, and how to read the answer.
+//! From a checked request to what workers need: prompt ids, block names, sampling, and how to read the answers.
 //!
 //! Conversion, rendering and tokenisation are those of the `deepseek-recipe` crates. Pure computation, to be run beside
 //! the async threads.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use deepseek_recipe::openai::ChatCompletionRequest;
 use deepseek_recipe::request::{
-    ConversationRequest, ConversionError, ConversionOptions, ModelVersion, ProtocolRequest,
+    ConversationRequest, ConversionError, ConversionOptions, InferenceOptions, ModelVersion,
+    ProtocolRequest,
 };
 use deepseek_recipe::stream::ThinkingInitialStage;
-use deepseek_recipe_core::conversation::Conversation;
+use deepseek_recipe_core::conversation::{Conversation, ResponseFormat};
+use deepseek_recipe_core::messages::InputMessage;
+use deepseek_recipe_core::tools::ToolChoice;
 use deepseek_recipe_encoding::dsv41::DeepseekV41Encoding;
-use deepseek_recipe_encoding::{PromptEncoding, PromptTokenizer};
+use deepseek_recipe_encoding::{PromptEncoding, RenderedPrompt, TokenizerEncoder};
 use shared::{
-    BlockName, Lineage, Priority, RequestId, Root, RootInputs, Sampling, SessionKey, TokenId,
-    TraceContext, block_names,
+    BlockName, Constraint, Lineage, LogitBias, Priority, RequestId, Root, RootInputs, Sampling,
+    SessionKey, TenantId, TokenId, TraceContext, block_names,
 };
 
+use crate::call::Call;
 use crate::config::{GatewayConfig, ServedModel};
 use crate::error::ApiError;
-use crate::output::OutputStart;
-use crate::request;
+use crate::isolation::Isolation;
+use crate::output::{OutputStart, Reading};
+use crate::request::{
+    self, ApiRequest, Draws, EffortNumber, Form, Format, Memory, Protocol, Source,
+};
 use crate::token_cache::{CachedEncoder, TokenCacheStats};
 use crate::vocabulary::{Vocabulary, VocabularyError, read_tokenizer};
 
-/// A request ready to be placed.
+mod constrain;
+mod plain;
+
+/// A request ready to be placed: one run for each answer.
+pub(crate) struct Plan {
+    pub(crate) model: String,
+    pub(crate) form: Form,
+    pub(crate) stream: bool,
+    pub(crate) thinking: bool,
+    /// At least one; the answers to one prompt are neighbours.
+    pub(crate) runs: Vec<Arc<Prepared>>,
+}
+
+/// One answer ready to be placed.
+#[derive(Clone)]
 pub(crate) struct Prepared {
     pub(crate) id: RequestId,
+    pub(crate) call: Arc<Call>,
     pub(crate) trace: TraceContext,
     pub(crate) priority: Priority,
     pub(crate) session: Option<SessionKey>,
-    pub(crate) model: String,
     pub(crate) prompt: Arc<[TokenId]>,
     pub(crate) prompt_tokens: u32,
+    /// Which prompt of the request it answers.
+    pub(crate) prompt_index: usize,
     pub(crate) names: Arc<[BlockName]>,
     pub(crate) root: Root,
     pub(crate) lineage: Lineage,
     pub(crate) sampling: Sampling,
+    pub(crate) logit_bias: LogitBias,
+    pub(crate) logprobs: Option<u8>,
+    pub(crate) constraint: Option<Arc<Constraint>>,
+    pub(crate) stop_ids: Vec<TokenId>,
     pub(crate) output_tokens_max: u32,
-    pub(crate) thinking: bool,
-    pub(crate) start: OutputStart,
-    pub(crate) stops: Vec<String>,
-    pub(crate) stream: bool,
-    pub(crate) include_usage: bool,
+    pub(crate) reading: Reading,
+    /// What of the prompt is shown before the answer.
+    pub(crate) echo: Option<Arc<str>>,
 }
 
 /// What a request's headers say.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Asked {
+    pub(crate) call: Arc<Call>,
     pub(crate) trace: TraceContext,
     pub(crate) priority: Priority,
     pub(crate) session: Option<SessionKey>,
+}
+
+/// A request as it came.
+pub(crate) struct Incoming<'a> {
+    pub(crate) protocol: Protocol,
+    pub(crate) asked: Asked,
+    pub(crate) body: &'a [u8],
+    pub(crate) memory: &'a dyn Memory,
+    /// Gives a new id to each run.
+    pub(crate) next_id: &'a dyn Fn() -> RequestId,
+}
+
+/// A prompt and how its answer is to be drawn and read, before names and ids.
+struct Draft {
+    prompt: Arc<[TokenId]>,
+    output_tokens_max: u32,
+    temperature: f32,
+    top_p: f32,
+    reading: Reading,
+    echo: Option<Arc<str>>,
 }
 
 /// Prepares requests for one model.
 pub(crate) struct Prompter {
     model: ServedModel,
     default_lineage: Lineage,
+    answers_max: usize,
     conversion: ConversionOptions,
     encoding: DeepseekV41Encoding,
     encoder: Arc<CachedEncoder>,
@@ -73,7 +120,7 @@ impl Prompter {
         let (tokenizer, vocabulary) = read_tokenizer(&model.tokenizer)?;
         let vocabulary = Arc::new(vocabulary);
         let encoder = Arc::new(CachedEncoder::new(
-            PromptTokenizer::new(&tokenizer),
+            &tokenizer,
             Arc::clone(&vocabulary),
             config.token_cache_bytes_max,
         ));
@@ -82,7 +129,8 @@ impl Prompter {
             .with_model_versions_by_name(names.map(|name| (name, ModelVersion::DeepseekV41Flash)));
         let encoding = DeepseekV41Encoding::new().with_tokenizer(Arc::clone(&encoder));
         let default_lineage = config.lineage.into();
-        Ok(Self { model, default_lineage, conversion, encoding, encoder, vocabulary })
+        let answers_max = config.answers_per_request_max;
+        Ok(Self { model, default_lineage, answers_max, conversion, encoding, encoder, vocabulary })
     }
 
     pub(crate) fn model(&self) -> &ServedModel {
@@ -101,94 +149,269 @@ impl Prompter {
     ///
     /// # Errors
     /// What the client has to change, or an internal error.
-    pub(crate) fn prepare(
-        &self,
-        id: RequestId,
-        asked: Asked,
-        body: &[u8],
-    ) -> Result<Prepared, ApiError> {
-        let chat = request::parse(body, &self.model.names)?;
-        let model = chat.recipe.model.clone();
-        let converted = self.convert(chat.recipe, id)?;
-        let prompt = self.encode(&converted.conversation).map_err(|detail| {
-            tracing::error!(request = %id, detail, "cannot tokenise a prompt");
-            ApiError::internal(id)
-        })?;
-        let (prompt_tokens, output_tokens_max) = self.fit(prompt.len(), &converted)?;
-        let lineage = chat.lineage.map_or(self.default_lineage, Lineage::from);
-        let root = self.root(lineage);
-        let options = &converted.inference_options;
-        Ok(Prepared {
-            id,
-            trace: asked.trace,
-            priority: asked.priority,
-            session: asked.session,
-            model,
-            prompt_tokens,
-            names: block_names(&root, &prompt).into(),
-            prompt,
-            root,
-            lineage,
-            sampling: Sampling {
-                temperature: options.temperature.unwrap_or(1.0),
-                top_p: options.top_p.unwrap_or(1.0),
-                seed: options.seed.unwrap_or_else(|| seed_of(id)),
-            },
-            output_tokens_max,
-            thinking: converted.conversation.thinking_mode,
-            start: output_start(converted.parsing_options.thinking_initial_stage),
-            stops: converted.parsing_options.stop_sequences,
-            stream: chat.stream,
-            include_usage: chat.include_usage,
-        })
+    pub(crate) fn prepare(&self, incoming: &Incoming<'_>) -> Result<Plan, ApiError> {
+        let Incoming { protocol, body, memory, .. } = incoming;
+        let mut request = request::parse(*protocol, body, &self.model.names, *memory)?;
+        let (drafts, thinking) = self.drafts(&mut request)?;
+        let per_prompt = usize::try_from(request.answers).unwrap_or(usize::MAX);
+        if self.answers_max < drafts.len().saturating_mul(per_prompt) {
+            let message = format!(
+                "the request asks for more than {} answers; ask for fewer at once",
+                self.answers_max
+            );
+            return Err(ApiError::invalid(Some("n".into()), message));
+        }
+        incoming.asked.call.note_model(&request.model);
+        let runs = self.runs(incoming, &request, drafts)?;
+        let ApiRequest { model, form, stream, .. } = request;
+        Ok(Plan { model, form, stream, thinking, runs })
     }
 
-    fn convert(
+    /// The prompts of a request, and whether it is thought about.
+    fn drafts(&self, request: &mut ApiRequest) -> Result<(Vec<Draft>, bool), ApiError> {
+        let nothing = Source::Plain(request::Plain::default());
+        let converted = match std::mem::replace(&mut request.source, nothing) {
+            Source::Chat(chat) => self.convert(*chat)?,
+            Source::Messages(messages) => self.convert(*messages)?,
+            Source::Responses(responses) => self.convert(*responses)?,
+            Source::Plain(plain) => return Ok((self.plain(&plain, request)?, false)),
+        };
+        let (converted, start) = self.directed(converted, request);
+        let thinking = converted.conversation.thinking_mode;
+        let prompt = self.encode(&converted.conversation, request.effort)?;
+        let output_tokens_max = self.fit(prompt.len(), &converted)?;
+        let reading = Reading {
+            start,
+            calls: request.shape.calls.is_some(),
+            stops: converted.parsing_options.stop_sequences,
+        };
+        let InferenceOptions { temperature, top_p, .. } = converted.inference_options;
+        let draft = Draft {
+            prompt,
+            output_tokens_max,
+            temperature: temperature.unwrap_or(1.0),
+            top_p: top_p.unwrap_or(1.0),
+            reading,
+            echo: None,
+        };
+        Ok((vec![draft], thinking))
+    }
+
+    /// Does to a conversation what the crate was not told of: forced calls, formats of other protocols, answers begun by the
+    /// client.
+    fn directed(
         &self,
-        request: ChatCompletionRequest,
-        id: RequestId,
-    ) -> Result<ConversationRequest, ApiError> {
+        mut converted: ConversationRequest,
+        request: &mut ApiRequest,
+    ) -> (ConversationRequest, OutputStart) {
+        let conversation = &mut converted.conversation;
+        let mut start = output_start(converted.parsing_options.thinking_initial_stage);
+        match (&mut request.form, &request.shape.format) {
+            (Form::Messages, Format::JsonSchema(schema)) => {
+                conversation.response_format = ResponseFormat::JsonSchema(schema.clone());
+            }
+            (Form::Responses(echo), _) => {
+                let namespaces = converted.response_options.namespace_tool_map.take();
+                echo.namespaces = namespaces.unwrap_or_default();
+            }
+            _ => {}
+        }
+        if matches!(request.form, Form::Messages)
+            && !conversation.thinking_mode
+            && conversation.tools.is_empty()
+            && let Some(InputMessage::Assistant { prefix, tool_calls: None, .. }) =
+                conversation.messages.last_mut()
+        {
+            *prefix = true;
+            start = OutputStart::ContentContinued;
+        }
+        if let Some(rules) = request.shape.calls.as_ref().filter(|rules| rules.required) {
+            if let [only] = rules.tools.as_slice() {
+                // As the crate renders a named choice.
+                conversation.tools.retain(|tool| tool.name == only.name);
+            }
+            if !conversation.thinking_mode {
+                conversation.tool_choice = ToolChoice::Required;
+                start = OutputStart::Calls;
+            }
+        }
+        (converted, start)
+    }
+
+    fn runs(
+        &self,
+        incoming: &Incoming<'_>,
+        request: &ApiRequest,
+        drafts: Vec<Draft>,
+    ) -> Result<Vec<Arc<Prepared>>, ApiError> {
+        let asked = &incoming.asked;
+        let lineage = request.lineage.map_or(self.default_lineage, Lineage::from);
+        let tenant = &asked.call.caller.tenant;
+        let root = self.root(lineage, tenant, &request.isolation);
+        let session = asked.session.or_else(|| request.isolation.session(tenant));
+        let stop_ids = match request.draws.ignore_end {
+            true => Vec::new(),
+            false => vec![self.vocabulary.end_of_answer()],
+        };
+        let logit_bias: LogitBias = request.draws.logit_bias.as_slice().into();
+        let mut runs = Vec::new();
+        for (prompt_index, draft) in drafts.into_iter().enumerate() {
+            let names: Arc<[BlockName]> = block_names(&root, &draft.prompt).into();
+            let constraint = self.constraint(&request.shape, draft.reading.start)?.map(Arc::new);
+            for sample in 0..request.answers {
+                let id = (incoming.next_id)();
+                runs.push(Arc::new(Prepared {
+                    id,
+                    trace: asked.trace,
+                    priority: asked.priority,
+                    session,
+                    call: Arc::clone(&asked.call),
+                    prompt: Arc::clone(&draft.prompt),
+                    prompt_tokens: u32::try_from(draft.prompt.len()).expect("fits the context"),
+                    prompt_index,
+                    names: Arc::clone(&names),
+                    root,
+                    lineage,
+                    sampling: sampling(&draft, &request.draws, id, sample),
+                    logit_bias: Arc::clone(&logit_bias),
+                    logprobs: request.draws.logprobs,
+                    constraint: constraint.clone(),
+                    stop_ids: stop_ids.clone(),
+                    output_tokens_max: draft.output_tokens_max,
+                    reading: draft.reading.clone(),
+                    echo: draft.echo.clone(),
+                }));
+            }
+        }
+        Ok(runs)
+    }
+
+    /// How many tokens a request for messages has.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`], but for a prompt that is too long.
+    pub(crate) fn count(&self, body: &[u8]) -> Result<u32, ApiError> {
+        let mut request = request::parse_to_count(body, &self.model.names)?;
+        let nothing = Source::Plain(request::Plain::default());
+        let Source::Messages(messages) = std::mem::replace(&mut request.source, nothing) else {
+            return Err(ApiError::invalid(None, "only messages are counted"));
+        };
+        let converted = self.convert(*messages)?;
+        let (converted, _) = self.directed(converted, &mut request);
+        let prompt = self.encode(&converted.conversation, request.effort)?;
+        Ok(u32::try_from(prompt.len()).unwrap_or(u32::MAX))
+    }
+
+    fn convert(&self, request: impl ProtocolRequest) -> Result<ConversationRequest, ApiError> {
         request.convert(self.conversion.clone()).map_err(|error| match error {
             ConversionError::BadRequest { detail } => ApiError::invalid(None, one_line(&detail)),
             ConversionError::Internal { detail } => {
-                tracing::error!(request = %id, detail, "cannot convert a request");
-                ApiError::internal(id)
+                tracing::error!(detail, "cannot convert a request");
+                ApiError::broken()
             }
         })
     }
 
-    fn encode(&self, conversation: &Conversation) -> Result<Arc<[TokenId]>, String> {
-        let ids = self.encoding.encode(conversation).map_err(|error| error.to_string())?;
+    fn encode(
+        &self,
+        conversation: &Conversation,
+        effort: Option<EffortNumber>,
+    ) -> Result<Arc<[TokenId]>, ApiError> {
+        let mut rendered = self.encoding.render_conversation(conversation);
+        if let Some(EffortNumber(number)) = effort.filter(|_| conversation.thinking_mode) {
+            state_effort(&mut rendered, number);
+        }
+        self.tokenise(&rendered.prompt, &rendered.special_ranges)
+    }
+
+    fn tokenise(&self, text: &str, control: &[Range<usize>]) -> Result<Arc<[TokenId]>, ApiError> {
+        let ids = self.encoder.encode_ids(text, control).map_err(|detail| {
+            tracing::error!(detail, "cannot tokenise a prompt");
+            ApiError::broken()
+        })?;
         Ok(ids.into_iter().map(TokenId).collect())
     }
 
-    /// The length of the prompt, and how long its answer may become in what the context leaves.
-    fn fit(&self, prompt: usize, request: &ConversationRequest) -> Result<(u32, u32), ApiError> {
+    /// How long the answer may become in what the context leaves.
+    fn fit(&self, prompt: usize, request: &ConversationRequest) -> Result<u32, ApiError> {
+        let tokens = self.fitting(prompt)?;
         let context = self.model.context_tokens;
-        let Some(tokens) = u32::try_from(prompt).ok().filter(|tokens| *tokens < context) else {
-            return Err(ApiError::context_length(format!(
-                "the prompt has {prompt} tokens, this model's context holds {context} for prompt and answer; shorten the messages"
-            )));
-        };
-        let output_max = request.resolve_max_tokens(tokens, context).map_err(|_| {
+        request.resolve_max_tokens(tokens, context).map_err(|_| {
             let asked = request.inference_options.max_tokens.unwrap_or(0);
-            ApiError::context_length(format!(
-                "{tokens} tokens of prompt and {asked} of answer do not fit this model's context of {context}; shorten the messages or max_tokens"
-            ))
-        })?;
-        Ok((tokens, output_max))
+            self.too_long(tokens, asked)
+        })
     }
 
-    fn root(&self, lineage: Lineage) -> Root {
+    /// The length of a prompt that leaves room for an answer.
+    fn fitting(&self, prompt: usize) -> Result<u32, ApiError> {
+        let context = self.model.context_tokens;
+        u32::try_from(prompt).ok().filter(|tokens| *tokens < context).ok_or_else(|| {
+            ApiError::context_length(format!(
+                "the prompt has {prompt} tokens, this model's context holds {context} for prompt and answer; shorten the messages"
+            ))
+        })
+    }
+
+    fn too_long(&self, prompt: u32, answer: u32) -> ApiError {
+        let context = self.model.context_tokens;
+        ApiError::context_length(format!(
+            "{prompt} tokens of prompt and {answer} of answer do not fit this model's context of {context}; shorten the messages or max_tokens"
+        ))
+    }
+
+    fn root(&self, lineage: Lineage, tenant: &TenantId, isolation: &Isolation) -> Root {
         Root::derive(RootInputs {
             cluster_secret: &self.model.cluster_secret,
-            tenant: &self.model.tenant,
-            salt: "",
+            tenant,
+            salt: &isolation.salt(),
             model_id: &self.model.model_id,
             layout: &self.model.layout,
             numerics: &self.model.numerics,
             lineage,
         })
+    }
+}
+
+/// How the tokens of one answer are drawn. The first answer has the request's seed, the others seeds that follow from it.
+fn sampling(draft: &Draft, draws: &Draws, id: RequestId, sample: u32) -> Sampling {
+    let seed = match draws.seed {
+        None => seed_of(id),
+        Some(seed) if sample == 0 => seed,
+        Some(seed) => {
+            let mut hasher =
+                blake3::Hasher::new_derive_key("kvasir 2026 seed of one of n answers 1");
+            hasher.update(&seed.to_le_bytes());
+            hasher.update(&sample.to_le_bytes());
+            let hash = hasher.finalize();
+            let (head, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
+            u64::from_le_bytes(*head) >> 1
+        }
+    };
+    Sampling {
+        temperature: draft.temperature,
+        top_p: draft.top_p,
+        top_k: draws.top_k,
+        min_p: draws.min_p,
+        frequency_penalty: draws.frequency_penalty,
+        presence_penalty: draws.presence_penalty,
+        seed,
+    }
+}
+
+/// Replaces the number in the line that states the effort. The line follows two control tokens: the beginning and the
+/// system's.
+fn state_effort(rendered: &mut RenderedPrompt, number: u8) {
+    const BEFORE: &str = "Reasoning Effort: ";
+    let Some(system) = rendered.special_ranges.get(1) else { return };
+    let start = system.end + BEFORE.len();
+    if !rendered.prompt[system.end..].starts_with(BEFORE) {
+        return;
+    }
+    let digits = rendered.prompt[start..].bytes().take_while(u8::is_ascii_digit).count();
+    let number = number.to_string();
+    rendered.prompt.replace_range(start..start + digits, &number);
+    for range in rendered.special_ranges.iter_mut().skip(2) {
+        *range = range.start + number.len() - digits..range.end + number.len() - digits;
     }
 }
 
@@ -212,5 +435,7 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+#[cfg(test)]
+mod oracle_tests;
 #[cfg(test)]
 mod tests;

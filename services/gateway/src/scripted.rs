@@ -296,7 +296,7 @@ impl Live {
         };
         self.said += 1;
         self.due = Some(now.after(self.delay));
-        if self.sink.emit(DecodeEvent::Token(next)) == Flow::Closed {
+        if self.sink.emit(DecodeEvent::Token(next, None)) == Flow::Closed {
             return false;
         }
         if self.stop_ids.contains(&next) {

@@ -2,7 +2,8 @@
 //!
 //! A rendered prompt is cut at its control tokens; the plain text between two of them is tokenised on its own, so its
 //! ids depend on nothing else and may be kept. Keys are BLAKE3 hashes of the text: the cache holds no prompt text.
-//! Bounded in bytes; the least recently used part leaves first.
+//! Bounded in bytes; the least recently used part leaves first. A part that is not known is tokenised the short way where it
+//! is ASCII (`words.rs`), which keeps single words.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -10,8 +11,10 @@ use std::sync::Arc;
 
 use deepseek_recipe_encoding::{PromptTokenizer, TokenizerEncoder};
 use parking_lot::Mutex;
+use tokenizers::Tokenizer;
 
-use crate::vocabulary::Vocabulary;
+use crate::vocabulary::{Vocabulary, alphabet};
+use crate::words::{Part, Words, parts};
 
 /// Bytes an entry costs beside its ids: key in both maps, stamp twice, the shared slice's header, and hash-map slack.
 const ENTRY_BYTES: usize = 192;
@@ -22,26 +25,51 @@ pub(crate) struct TokenCacheStats {
     pub(crate) bytes: usize,
     pub(crate) hits: u64,
     pub(crate) misses: u64,
+    /// Single words whose ids are kept.
+    pub(crate) words: usize,
 }
 
 /// Encodes rendered prompts as the plain tokenizer does, remembering the parts.
 pub(crate) struct CachedEncoder {
     tokenizer: PromptTokenizer,
+    /// None when the tokenizer cuts text in another way than the family's.
+    words: Option<Words>,
     vocabulary: Arc<Vocabulary>,
     parts: Mutex<Parts>,
 }
 
 impl CachedEncoder {
     pub(crate) fn new(
-        tokenizer: PromptTokenizer,
+        tokenizer: &Tokenizer,
         vocabulary: Arc<Vocabulary>,
         bytes_max: usize,
     ) -> Self {
-        Self { tokenizer, vocabulary, parts: Mutex::new(Parts::new(bytes_max)) }
+        let words = Words::of(tokenizer, alphabet());
+        if words.is_none() {
+            tracing::warn!(
+                "the tokenizer cuts text in an unknown way; prompts are tokenised by its library, slowly"
+            );
+        }
+        let tokenizer = PromptTokenizer::new(tokenizer);
+        Self { tokenizer, words, vocabulary, parts: Mutex::new(Parts::new(bytes_max)) }
     }
 
     pub(crate) fn stats(&self) -> TokenCacheStats {
-        self.parts.lock().stats
+        let words = self.words.as_ref().map_or(0, Words::kept);
+        TokenCacheStats { words, ..self.parts.lock().stats }
+    }
+
+    fn tokenise(&self, text: &str) -> Result<Vec<u32>, String> {
+        let Some(words) = &self.words else { return self.tokenizer.encode_ids(text, &[]) };
+        // About what English takes; one that grows is copied once.
+        let mut ids = Vec::with_capacity(text.len() / 4);
+        for part in parts(text) {
+            match part {
+                Part::Plain(range) => words.push(&text[range], &mut ids)?,
+                Part::Other(range) => ids.extend(self.tokenizer.encode_ids(&text[range], &[])?),
+            }
+        }
+        Ok(ids)
     }
 
     fn push_plain(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), String> {
@@ -55,7 +83,7 @@ impl CachedEncoder {
             return Ok(());
         }
         // Tokenised outside the lock: two requests may do the same part twice, but none waits for another's.
-        let part = self.tokenizer.encode_ids(text, &[])?;
+        let part = self.tokenise(text)?;
         ids.extend_from_slice(&part);
         self.parts.lock().insert(key, part.into());
         Ok(())

@@ -33,6 +33,11 @@ impl Utf8Assembler {
         }
     }
 
+    /// Bytes held back.
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
     /// Gives up on an incomplete character: something that is no text follows it.
     pub(crate) fn interrupt(&mut self, text: &mut String) {
         if !self.pending.is_empty() {

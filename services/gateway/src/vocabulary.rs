@@ -45,6 +45,8 @@ pub(crate) enum TokenText {
     Bytes(Box<[u8]>),
     /// `</think>`.
     ThinkEnd,
+    /// The sentinel in the tags of tool calls.
+    Sentinel,
     /// A grounding mark: a control token that belongs to the answer and is shown by its spelling.
     Mark(Box<str>),
     /// Any other control token, or an id without an entry: never shown.
@@ -102,6 +104,7 @@ pub(crate) fn read_tokenizer(path: &Path) -> Result<(Tokenizer, Vocabulary), Voc
 pub(crate) struct Vocabulary {
     texts: Vec<TokenText>,
     control: HashMap<String, TokenId>,
+    spellings: HashMap<TokenId, Box<[u8]>>,
 }
 
 impl Vocabulary {
@@ -115,16 +118,26 @@ impl Vocabulary {
             texts[TokenId(*id).index()] = TokenText::Bytes(token_bytes(text, &byte_of));
         }
         let mut control = HashMap::with_capacity(added.len());
+        let mut spellings = HashMap::with_capacity(added.len());
         for (id, token) in added {
             control.insert(token.content.clone(), TokenId(*id));
+            spellings.insert(TokenId(*id), token.content.as_bytes().into());
             texts[TokenId(*id).index()] = control_text(&token.content);
         }
-        Self { texts, control }
+        Self { texts, control, spellings }
     }
 
     /// What the token adds to an answer.
     pub(crate) fn text(&self, id: TokenId) -> &TokenText {
         self.texts.get(id.index()).unwrap_or(&TokenText::Hidden)
+    }
+
+    /// The bytes of a token, of a control token those of its spelling; none for an id without an entry.
+    pub(crate) fn bytes(&self, id: TokenId) -> Option<&[u8]> {
+        match self.text(id) {
+            TokenText::Bytes(bytes) => Some(bytes),
+            _ => self.spellings.get(&id).map(AsRef::as_ref),
+        }
     }
 
     /// The id of a control token by its spelling.
@@ -142,6 +155,9 @@ fn control_text(spelling: &str) -> TokenText {
     if spelling == SpecialToken::ThinkingEnd.default_str() {
         return TokenText::ThinkEnd;
     }
+    if spelling == SpecialToken::Dsml.default_str() {
+        return TokenText::Sentinel;
+    }
     if SHOWN.iter().any(|token| token.default_str() == spelling) {
         return TokenText::Mark(spelling.into());
     }
@@ -154,18 +170,22 @@ fn token_bytes(text: &str, byte_of: &HashMap<char, u8>) -> Box<[u8]> {
     bytes.unwrap_or_else(|| text.as_bytes().to_vec()).into_boxed_slice()
 }
 
-/// The alphabet of byte-level BPE: printable Latin-1 bytes stand for themselves, the others for U+0100 onwards in
+/// The alphabet of byte-level BPE, by byte: printable Latin-1 bytes stand for themselves, the others for U+0100 onwards in
 /// ascending order. Source: the GPT-2 encoder, which byte-level tokenizers share.
-fn byte_of_char() -> HashMap<char, u8> {
+pub(crate) fn alphabet() -> [char; 256] {
     let mut next = 0x100;
-    let mut map = HashMap::with_capacity(256);
+    let mut alphabet = ['\0'; 256];
     for byte in 0..=u8::MAX {
         let printable = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
         let code = if printable { u32::from(byte) } else { next };
         next += u32::from(!printable);
-        map.insert(char::from_u32(code).expect("below the surrogates"), byte);
+        alphabet[usize::from(byte)] = char::from_u32(code).expect("below the surrogates");
     }
-    map
+    alphabet
+}
+
+fn byte_of_char() -> HashMap<char, u8> {
+    alphabet().into_iter().zip(0..=u8::MAX).collect()
 }
 
 #[cfg(test)]
@@ -208,8 +228,8 @@ pub(crate) mod tests {
         let text = |spelling: &str| vocabulary.text(vocabulary.control(spelling).unwrap()).clone();
         assert_eq!(text("</think>"), TokenText::ThinkEnd);
         assert_eq!(text("<｜box｜>"), TokenText::Mark("<｜box｜>".into()));
-        for spelling in ["<think>", "<｜User｜>", "｜DSML｜", "<｜end▁of▁sentence｜>", "<dsml:"]
-        {
+        assert_eq!(text("｜DSML｜"), TokenText::Sentinel);
+        for spelling in ["<think>", "<｜User｜>", "<｜end▁of▁sentence｜>", "<dsml:"] {
             assert_eq!(text(spelling), TokenText::Hidden, "{spelling}");
         }
         assert_eq!(vocabulary.text(TokenId(9_999_999)), &TokenText::Hidden);

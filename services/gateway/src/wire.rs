@@ -1,20 +1,71 @@
-//! The JSON that clients see: chat completion objects, their chunks, and the list of models.
-//!
-//! Shapes follow the OpenAI API; `reasoning_content`, the `prompt_cache_*` counts and the `kvasir` object are additions
-//! (the first two as DeepSeek's API has them).
+//! The JSON that clients see. One file per protocol, behind one trait: what an answer is made of is common, how it is said is
+//! not.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::Serialize;
-use shared::{BLOCK_TOKENS, BlockName, FinishReason};
+use shared::{BLOCK_TOKENS, BlockName};
 
-use crate::answer::Bill;
+use crate::answer::{Bill, End};
 use crate::error::ApiError;
 use crate::output::Delta;
+use crate::vocabulary::Vocabulary;
 
-/// What all chunks of one answer have in common.
-#[derive(Clone, Debug)]
+mod chat;
+mod completions;
+mod logprobs;
+mod messages;
+mod models;
+mod responses;
+
+pub(crate) use chat::ChatWriter;
+pub(crate) use completions::CompletionsWriter;
+pub(crate) use messages::MessagesWriter;
+pub(crate) use models::{anthropic_model, anthropic_models, model, model_list};
+pub(crate) use responses::ResponsesWriter;
+
+/// Says the answers to one request in the words of its protocol, as events or as one object. Answers are told apart by index;
+/// for each one `began` comes before `show`, and `end` once. Nothing is called after `close` or `fail`.
+pub(crate) trait Writer: Send {
+    /// The first events, before anything is known of the answers.
+    fn open(&mut self) -> Bytes;
+
+    /// The prompt is processed.
+    fn began(&mut self, index: usize, bill: &Bill) -> Bytes;
+
+    /// Something became visible.
+    fn show(&mut self, index: usize, delta: &Delta) -> Bytes;
+
+    /// An answer ended.
+    fn end(&mut self, index: usize, end: &End, bill: &Bill) -> Bytes;
+
+    /// All answers ended; what they cost together.
+    fn close(&mut self, total: &Bill) -> Bytes;
+
+    /// The request failed. Nothing follows.
+    fn fail(&mut self, error: &ApiError) -> Bytes;
+
+    /// What is sent in silences once the stream began; before, it is [`KEEP_ALIVE`].
+    fn keep_alive(&self) -> &'static [u8] {
+        KEEP_ALIVE
+    }
+
+    /// Everything in one object, in the order of the answers.
+    fn whole(&mut self, answers: &[Finished], total: &Bill) -> Vec<u8>;
+}
+
+/// A complete answer.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) said: Delta,
+    pub(crate) end: End,
+}
+
+/// What all that is said about one request has in common.
+#[derive(Clone)]
 pub(crate) struct Head {
-    /// `chatcmpl-` and the request's id.
+    /// The request's id, hexadecimal.
     pub(crate) id: String,
     /// Unix seconds.
     pub(crate) created: u64,
@@ -22,12 +73,18 @@ pub(crate) struct Head {
     /// Names the numerics of the engine.
     pub(crate) fingerprint: String,
     pub(crate) thinking: bool,
-    /// Whether the client asked for a usage chunk.
-    pub(crate) include_usage: bool,
+    /// How many answers there are.
+    pub(crate) answers: usize,
+    /// Whether log probabilities are told.
+    pub(crate) logprobs: bool,
+    /// What tokens say.
+    pub(crate) vocabulary: Arc<Vocabulary>,
 }
 
-/// The end of every complete stream.
-pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
+/// A comment that keeps connections open.
+pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+/// The end of every complete stream of chat and legacy completions.
+const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// What a prompt is looked up by, for operators.
 #[derive(Serialize)]
@@ -38,72 +95,7 @@ struct Prompt {
     names: Vec<String>,
 }
 
-/// A comment that keeps connections open.
-pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
-
-#[derive(Serialize)]
-struct Chunk<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'a str,
-    choices: &'a [ChunkChoice<'a>],
-    /// Absent when the client did not ask, null until the last chunk when it did.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<Usage>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kvasir: Option<Report>,
-}
-
-#[derive(Serialize)]
-struct ChunkChoice<'a> {
-    index: u32,
-    delta: ChunkDelta<'a>,
-    logprobs: Option<()>,
-    finish_reason: Option<&'static str>,
-}
-
-/// An absent field is not sent; a present one may be null.
-#[derive(Default, Serialize)]
-struct ChunkDelta<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<Option<&'a str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning_content: Option<Option<&'a str>>,
-}
-
-#[derive(Serialize)]
-struct Completion<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'a str,
-    choices: [Choice<'a>; 1],
-    usage: Usage,
-    kvasir: Report,
-}
-
-#[derive(Serialize)]
-struct Choice<'a> {
-    index: u32,
-    message: Message<'a>,
-    logprobs: Option<()>,
-    finish_reason: &'static str,
-}
-
-#[derive(Serialize)]
-struct Message<'a> {
-    role: &'static str,
-    content: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning_content: Option<&'a str>,
-    refusal: Option<()>,
-}
-
+/// Usage as chat and legacy completions have it; the `prompt_cache_*` counts are DeepSeek's.
 #[derive(Serialize)]
 struct Usage {
     prompt_tokens: u32,
@@ -136,25 +128,9 @@ struct Report {
     ttft_ms: f64,
 }
 
-#[derive(Serialize)]
-struct ModelList<'a> {
-    object: &'static str,
-    data: Vec<Model<'a>>,
-}
-
-#[derive(Serialize)]
-struct Model<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    owned_by: &'static str,
-    context_length: u32,
-}
-
 impl Usage {
     fn of(bill: &Bill) -> Self {
-        // More than the prompt cannot be cached; the sum of hit and miss is always the prompt.
-        let cached = bill.start.map_or(0, |start| start.cached_tokens).min(bill.prompt_tokens);
+        let cached = bill.cached_tokens();
         Self {
             prompt_tokens: bill.prompt_tokens,
             completion_tokens: bill.completion_tokens,
@@ -182,128 +158,19 @@ impl Report {
     }
 }
 
-impl Head {
-    fn chunk<'a>(&'a self, choices: &'a [ChunkChoice<'a>]) -> Chunk<'a> {
-        Chunk {
-            id: &self.id,
-            object: "chat.completion.chunk",
-            created: self.created,
-            model: &self.model,
-            system_fingerprint: &self.fingerprint,
-            choices,
-            usage: self.include_usage.then_some(None),
-            kvasir: None,
-        }
-    }
-
-    fn delta_event(&self, delta: ChunkDelta<'_>) -> Bytes {
-        let choice = ChunkChoice { index: 0, delta, logprobs: None, finish_reason: None };
-        event(&self.chunk(&[choice]))
-    }
-
-    /// The first event: who speaks.
-    pub(crate) fn role_event(&self) -> Bytes {
-        let (content, reasoning_content) =
-            if self.thinking { (None, Some(Some(""))) } else { (Some(""), None) };
-        let content = Some(content);
-        self.delta_event(ChunkDelta { role: Some("assistant"), content, reasoning_content })
-    }
-
-    /// The events for what became visible: none, one, or one of each kind.
-    pub(crate) fn text_events(&self, delta: &Delta) -> Bytes {
-        let mut events = Vec::new();
-        if !delta.reasoning.is_empty() {
-            let reasoning_content = Some(Some(delta.reasoning.as_str()));
-            let delta = ChunkDelta { role: None, content: Some(None), reasoning_content };
-            events.extend_from_slice(&self.delta_event(delta));
-        }
-        if !delta.content.is_empty() {
-            let content = Some(Some(delta.content.as_str()));
-            let delta = ChunkDelta { role: None, content, reasoning_content: None };
-            events.extend_from_slice(&self.delta_event(delta));
-        }
-        events.into()
-    }
-
-    /// The last events: why the answer ended, what it cost, and the end of the stream.
-    pub(crate) fn last_events(&self, reason: FinishReason, bill: &Bill) -> Bytes {
-        let finish_reason = Some(word(reason));
-        let choices =
-            [ChunkChoice { index: 0, delta: ChunkDelta::default(), logprobs: None, finish_reason }];
-        let mut chunk = self.chunk(&choices);
-        if !self.include_usage {
-            chunk.kvasir = Some(Report::of(bill));
-        }
-        let mut events = event(&chunk).to_vec();
-        if self.include_usage {
-            let mut chunk = self.chunk(&[]);
-            chunk.usage = Some(Some(Usage::of(bill)));
-            chunk.kvasir = Some(Report::of(bill));
-            events.extend_from_slice(&event(&chunk));
-        }
-        events.extend_from_slice(DONE);
-        events.into()
-    }
-
-    /// The whole answer in one object.
-    pub(crate) fn completion(&self, text: &Delta, reason: FinishReason, bill: &Bill) -> Vec<u8> {
-        let message = Message {
-            role: "assistant",
-            content: &text.content,
-            reasoning_content: self.thinking.then_some(text.reasoning.as_str()),
-            refusal: None,
-        };
-        let choice = Choice { index: 0, message, logprobs: None, finish_reason: word(reason) };
-        json(&Completion {
-            id: &self.id,
-            object: "chat.completion",
-            created: self.created,
-            model: &self.model,
-            system_fingerprint: &self.fingerprint,
-            choices: [choice],
-            usage: Usage::of(bill),
-            kvasir: Report::of(bill),
-        })
-    }
-}
-
-/// An error inside a stream that already began. Nothing follows it.
-pub(crate) fn error_event(error: &ApiError) -> Bytes {
-    frame(&error.to_json())
-}
-
 /// A prompt's length and names.
 pub(crate) fn prompt(prompt_tokens: u32, names: &[BlockName]) -> Vec<u8> {
     let names = names.iter().map(ToString::to_string).collect();
     json(&Prompt { prompt_tokens, block_tokens: BLOCK_TOKENS, names })
 }
 
-/// The models `names`, or the one of them that was asked for.
-pub(crate) fn model_list(names: &[String], created: u64, context_length: u32) -> Vec<u8> {
-    let data = names.iter().map(|id| model_object(id, created, context_length)).collect();
-    json(&ModelList { object: "list", data })
+/// The id of a tool call: unlike all others of the request, and the same for who asks twice.
+fn call_id(head: &Head, answer: usize, call: usize) -> String {
+    let hash = blake3::hash(format!("{}/{answer}/{call}", head.id).as_bytes());
+    format!("{call:02}_{}", &hash.to_hex()[..24])
 }
 
-/// One model.
-pub(crate) fn model(id: &str, created: u64, context_length: u32) -> Vec<u8> {
-    json(&model_object(id, created, context_length))
-}
-
-fn model_object(id: &str, created: u64, context_length: u32) -> Model<'_> {
-    Model { id, object: "model", created, owned_by: "kvasir", context_length }
-}
-
-fn word(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-    }
-}
-
-fn event(chunk: &Chunk<'_>) -> Bytes {
-    frame(&json(chunk))
-}
-
+/// An event without a name.
 fn frame(json: &[u8]) -> Bytes {
     let mut frame = Vec::with_capacity(json.len() + 8);
     frame.extend_from_slice(b"data: ");
@@ -312,6 +179,16 @@ fn frame(json: &[u8]) -> Bytes {
     frame.into()
 }
 
-fn json(value: &impl Serialize) -> Vec<u8> {
+/// An event with a name.
+fn push_named(events: &mut Vec<u8>, name: &str, value: &impl Serialize) {
+    events.extend_from_slice(b"event: ");
+    events.extend_from_slice(name.as_bytes());
+    events.extend_from_slice(b"\ndata: ");
+    events.extend_from_slice(&json(value));
+    events.extend_from_slice(b"\n\n");
+}
+
+/// A value as JSON text.
+pub(crate) fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("strings and numbers always serialise")
 }

@@ -33,8 +33,13 @@ pub(crate) const ALL: [Generated; 2] = [
         with_server: false,
     },
 ];
-/// Messages that carry the secret root of a request: they cannot be printed.
-const SECRET: [&str; 2] = ["kvasir.v1.DecodeRequest", "kvasir.v1.PrefillRequest"];
+/// Messages that carry the secret root of a request, a password or a token: they cannot be printed.
+const SECRET: [&str; 4] = [
+    "kvasir.v1.DecodeRequest",
+    "kvasir.v1.PrefillRequest",
+    "etcdserverpb.AuthenticateRequest",
+    "etcdserverpb.AuthenticateResponse",
+];
 
 impl Generated {
     /// The text of the file. `package` is the folder of the crate; `scratch` is an empty folder.

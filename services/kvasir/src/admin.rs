@@ -4,6 +4,7 @@
 //! worker: gauges are read from what the workers last published.
 
 mod capture;
+mod drains;
 mod figures;
 mod places;
 mod routing;
@@ -31,7 +32,8 @@ pub(crate) use routing::Routing;
 pub(crate) use places::{NAMES_MAX, Places, of_store as places_in};
 
 pub(crate) use figures::{
-    decode, other_routers, prediction, prefill, reads, router as routing_figures, store, stores,
+    decode, grammars, other_routers, prediction, prefill, reads, router as routing_figures, store,
+    stores,
 };
 
 /// Text of the Prometheus format.
@@ -164,6 +166,8 @@ pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
         .route("/debug/starts/{id}", get(starts))
         .route("/debug/routing", get(routing::last))
         .route("/debug/routing/{id}", get(routing::of))
+        .route("/debug/workers/{name}/drain", post(drains::drain))
+        .route("/debug/workers/{name}/undrain", post(drains::undrain))
         .route("/debug/capture", get(capture::lines))
         .route("/debug/blocks", post(places::blocks))
         .route("/debug/cache/evict", post(evict))

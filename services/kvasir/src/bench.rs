@@ -2,6 +2,8 @@
 //! the store need none.
 
 mod figures;
+pub(crate) mod gateway;
+pub mod grammar;
 pub mod handoff;
 pub mod ladder;
 mod rig;

@@ -219,7 +219,7 @@ struct NotedSink {
 impl Sink<DecodeEvent> for NotedSink {
     fn emit(&mut self, event: DecodeEvent) -> Flow {
         match event {
-            DecodeEvent::Token(_) => self.answer_tokens = self.answer_tokens.saturating_add(1),
+            DecodeEvent::Token(..) => self.answer_tokens = self.answer_tokens.saturating_add(1),
             DecodeEvent::Finished(_) => {
                 let lengths = (self.prompt_tokens, self.answer_tokens);
                 self.recorder.ended(self.id, &self.names, lengths);

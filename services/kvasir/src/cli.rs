@@ -24,7 +24,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, registry};
 
-pub use bench::{HandoffArgs, RouterArgs, StoreArgs, TransportArgs};
+pub use bench::{GatewayArgs, GrammarArgs, HandoffArgs, RouterArgs, StoreArgs, TransportArgs};
 
 use crate::clock::SystemClock;
 use crate::config::{Config, show};
@@ -34,7 +34,7 @@ use crate::sim::{self, SimArgs};
 use crate::telemetry::{LogLayer, LogTap};
 use crate::trace::TraceCommand;
 use crate::up::{self, Replicas};
-use crate::{demo, generate, golden, kv, roles, serve};
+use crate::{demo, generate, golden, keys, kv, roles, serve};
 
 /// A serving system for models of the DeepSeek-V4.1 family.
 #[derive(Debug, Parser)]
@@ -63,6 +63,11 @@ enum Command {
     Kvstore(RoleArgs),
     /// Show the settings that a file gives, each with its origin, or check them. Needs no network.
     Config(ConfigArgs),
+    /// Make, show and revoke API keys. A running server takes the change within a second.
+    Keys {
+        #[command(subcommand)]
+        which: keys::KeysCommand,
+    },
     /// Answer one prompt and exit; opens no port.
     Generate(GenerateArgs),
     /// Compare the engine with reference outputs.
@@ -122,7 +127,7 @@ pub struct ServeArgs {
     /// Folder of the checkpoint: config.json, tokenizer.json, *.safetensors.
     #[arg(long)]
     pub model: PathBuf,
-    /// Address for clients; port 0 takes a free one and prints it. Only loopback until there are API keys and TLS.
+    /// Address for clients; port 0 takes a free one and prints it. One that is not loopback needs API keys and TLS, see the table `http`.
     #[arg(long)]
     pub listen: Option<SocketAddr>,
     /// Address for /metrics and /debug.
@@ -365,6 +370,7 @@ fn dispatch(command: Command, tap: &LogTap, console: &mut Console) -> anyhow::Re
         Command::Decode(args) => role(MemberRole::Decode, &args, tap, clock, console),
         Command::Kvstore(args) => role(MemberRole::Kvstore, &args, tap, clock, console),
         Command::Config(args) => show::run(&args, console).map(|()| true),
+        Command::Keys { which } => keys::run(&which, clock.as_ref(), console).map(|()| true),
         Command::Generate(args) => block_on(generate::run(&args, clock, console)).map(|()| true),
         Command::Golden(args) => golden::run(&args, console),
         Command::Demo(args) => block_on(demo::run(&args, clock, console)),

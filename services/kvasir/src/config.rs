@@ -4,6 +4,7 @@
 //! command line win over the file.
 
 mod cluster;
+mod http;
 mod reader;
 mod routing;
 pub(crate) mod show;
@@ -27,6 +28,7 @@ use shared::StartGeometry;
 pub use crate::discovery::{DiscoveryBackend, DiscoveryConfig, EtcdConfig, KubernetesConfig};
 pub use crate::explain::ExplainConfig;
 pub use cluster::{ClusterConfig, MemberConfig};
+pub use http::HttpConfig;
 pub use stores::{StoreDurability, StoresConfig};
 pub use tenants::{TenantLimit, TenantsConfig};
 
@@ -51,6 +53,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// The members, for roles that are processes of their own.
     pub cluster: ClusterConfig,
+    /// The public port.
+    pub http: HttpConfig,
     /// The front door.
     pub gateway: GatewayConfig,
     /// Placement; the geometry of the model is filled in when it is known.
@@ -83,7 +87,7 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerConfig {
-    /// Address for clients. Loopback only while there are no API keys and no TLS. Default 127.0.0.1:8000.
+    /// Address for clients. One that is not loopback needs API keys and TLS, see `[http]`. Default 127.0.0.1:8000.
     pub listen: SocketAddr,
     /// Address for /metrics and /debug. Loopback only. Default 127.0.0.1:8001.
     pub admin: SocketAddr,
@@ -131,6 +135,7 @@ impl Default for Config {
         Self {
             server: ServerConfig::default(),
             cluster: ClusterConfig::default(),
+            http: HttpConfig::default(),
             gateway: GatewayConfig::default(),
             router: toml::Table::new(),
             prefill: PrefillConfig::STANDARD,
@@ -159,6 +164,7 @@ impl Config {
         let parsed = Self::parse(&text).with_context(|| format!("{shown} is no configuration"));
         let mut config = parsed?;
         config.cluster.resolve(path);
+        config.http.resolve(path);
         config.discovery.resolve(path);
         let keys = &mut config.disk.tenant_keys;
         if let (false, Some(folder)) = (keys.as_os_str().is_empty(), path.parent()) {
@@ -194,6 +200,7 @@ impl Config {
         };
         config.server = table("server")?.try_into().context("[server]")?;
         config.cluster = table("cluster")?.try_into().context("[cluster]")?;
+        config.http = table("http")?.try_into().context("[http]")?;
         config.gateway = table("gateway")?.try_into().context("[gateway]")?;
         tables::prefill(table("prefill")?, &mut config.prefill)?;
         tables::decode(table("decode")?, &mut config.decode)?;
@@ -212,7 +219,7 @@ impl Config {
         config.router = table("router")?;
         if let Some(name) = tables.keys().next() {
             bail!(
-                "[{name}] is unknown; tables are server, cluster, gateway, router, prefill, decode, store, disk, object_store, stores, tenants, transport, telemetry, explain, discovery, capture"
+                "[{name}] is unknown; tables are server, cluster, http, gateway, router, prefill, decode, store, disk, object_store, stores, tenants, transport, telemetry, explain, discovery, capture"
             );
         }
         config.check()?;
@@ -236,15 +243,7 @@ impl Config {
     /// The first setting out of its range.
     pub fn check(&self) -> anyhow::Result<()> {
         let server = &self.server;
-        for (name, address) in [("listen", server.listen), ("admin", server.admin)] {
-            if !address.ip().is_loopback() {
-                bail!(
-                    "{name} is {address}, but there are no API keys and no TLS yet; use a loopback address such as \
-                     127.0.0.1:{} and a proxy before it",
-                    address.port()
-                );
-            }
-        }
+        self.check_addresses()?;
         let ranges = [
             (
                 "server.device_blocks",
@@ -296,6 +295,29 @@ impl Config {
         self.decode.check()?;
         // Any geometry shows unknown keys and wrong values; the model's own comes later.
         self.router(StartGeometry { window: 128, rollback: ROLLBACK, encoder_layers: 1 })?;
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Operators are met on loopback only; clients elsewhere too, with keys and TLS.
+    fn check_addresses(&self) -> anyhow::Result<()> {
+        let Self { server, cluster, http, .. } = self;
+        http.check()?;
+        let admin = server.admin;
+        if !admin.ip().is_loopback() {
+            bail!(
+                "admin is {admin}, but operators are asked for no key; use a loopback address such as 127.0.0.1:{} and a \
+                 tunnel to it",
+                admin.port()
+            );
+        }
+        http.check_public("listen", server.listen)?;
+        for member in &cluster.member {
+            if let Some(listen) = member.listen {
+                http.check_public(&format!("listen of {}", member.name), listen)?;
+            }
+        }
         Ok(())
     }
 }

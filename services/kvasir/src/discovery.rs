@@ -19,6 +19,7 @@ mod tests;
 mod tls;
 mod view;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,8 +39,17 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Longest wait for an address to accept a connection, and for an answer to one question.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Takes the members that there are now, other than this process.
-pub(crate) type Apply = Box<dyn Fn(Vec<MemberConfig>) + Send + Sync>;
+/// What a source says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The members that there are now, other than this process.
+    pub(crate) members: Vec<MemberConfig>,
+    /// The names of those that are about to end: they finish what they have and are to get nothing new.
+    pub(crate) ending: BTreeSet<String>,
+}
+
+/// Takes what there is now.
+pub(crate) type Apply = Box<dyn Fn(Found) + Send + Sync>;
 
 /// What discovery is made of.
 pub(crate) struct Discovery {

@@ -12,6 +12,8 @@
 pub mod cli;
 pub mod console;
 
+mod keys;
+mod public;
 mod serve;
 
 mod roles;

@@ -13,7 +13,7 @@ use anyhow::{Context, anyhow};
 use axum::Router;
 use engine::{Checkpoint, LoadedShare};
 use gateway::scripted::{Script, ScriptedCluster, ScriptedEngine};
-use gateway::{Gateway, GatewayParts, HealthCheck, LineageChoice};
+use gateway::{Gateway, GatewayParts, HealthCheck, LineageChoice, MetricsProvider};
 use shared::{Clock, DecodeDirectory, Placer};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -28,6 +28,7 @@ use crate::config::Config;
 use crate::console::Console;
 use crate::explain;
 use crate::model;
+use crate::public::Public;
 use crate::telemetry::{LogTap, Sender, Telemetry};
 use crate::wiring::Cluster;
 
@@ -64,7 +65,8 @@ pub(crate) async fn run(
     };
     console.line(&format!("admin on http://{}", server.admin))?;
     let name = &server.model_name;
-    console.line(&format!("listening on http://{} (model {name})", server.clients))?;
+    let scheme = server.scheme;
+    console.line(&format!("listening on {scheme}://{} (model {name})", server.clients))?;
     stop.wait().await;
     let left = server.stop(&config, &mut stop, console).await;
     telemetry.shutdown().await;
@@ -187,13 +189,18 @@ impl Backend {
         }
     }
 
-    fn admin_router(&self, gateway: &Gateway, telemetry: &Telemetry) -> Router {
+    fn admin_router(
+        &self,
+        gateway: &Gateway,
+        telemetry: &Telemetry,
+        public: MetricsProvider,
+    ) -> Router {
         let mut observed = match self {
             Self::Roles(cluster) => Observed::of_cluster(cluster),
             // There are no pools, so only what is in work is told.
             Self::Script(_) => Observed::default(),
         };
-        observed.figures.push(telemetry.figures());
+        observed.figures.extend([telemetry.figures(), public]);
         admin::router(observed, Some(gateway))
     }
 
@@ -275,6 +282,8 @@ async fn load(
 pub(crate) struct Server {
     /// Where clients connect.
     pub(crate) clients: SocketAddr,
+    /// How clients connect: `http` or `https`.
+    pub(crate) scheme: &'static str,
     /// Where operators connect.
     pub(crate) admin: SocketAddr,
     /// What clients call the model.
@@ -298,6 +307,8 @@ impl Server {
     ) -> anyhow::Result<Option<Self>> {
         let clients = bind(loading.config.server.listen, "--listen").await?;
         let operators = bind(loading.config.server.admin, "--admin").await?;
+        let public = block_in_place(|| Public::open(&loading.config.http))?;
+        let scheme = public.scheme();
         let telemetry = Arc::clone(&loading.telemetry);
         let Some((backend, gateway, model_name)) = load(loading, stop_signals, console).await?
         else {
@@ -306,11 +317,16 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let (clients_at, operators_at) = (clients.local_addr()?, operators.local_addr()?);
         let mut tasks = JoinSet::new();
-        let admin_router = backend.admin_router(&gateway, &telemetry);
-        tasks.spawn(accept(clients, gateway.public_router(), stopped.clone()));
+        let admin_router = backend.admin_router(&gateway, &telemetry, public.figures());
+        let serving = public.serve(clients, gateway.clone(), stopped.clone());
+        tasks.spawn(async move {
+            serving.await;
+            Ok(())
+        });
         tasks.spawn(accept(operators, admin_router, stopped));
         Ok(Some(Self {
             clients: clients_at,
+            scheme,
             admin: operators_at,
             model_name,
             gateway,

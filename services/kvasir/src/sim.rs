@@ -54,7 +54,7 @@ pub(crate) struct SimArgs {
     /// One run for each value, KEY=VALUE,VALUE; several make all combinations, at most 64.
     #[arg(long)]
     pub(crate) sweep: Vec<String>,
-    /// A fault: kill:decode-0@60+10, freeze:prefill-1@60+30, slow-disk:store-0@60x10, partition:store-0@60+30; seconds.
+    /// A fault: kill:decode-0@60+10, freeze:prefill-1@60+30, slow-disk:store-0@60x10, partition:store-0@60+30, partition:router-0@60+30; seconds.
     #[arg(long)]
     pub(crate) fault: Vec<String>,
     /// How much is checked on the way.
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &SimArgs, console: &mut Console) -> anyhow::Result<()> {
 fn list(console: &mut Console) -> anyhow::Result<()> {
     let defaults: Vec<_> = sim::Settings::default().shown();
     for (key, (name, value, _)) in KEYS.iter().zip(defaults) {
-        let range = format!("{} to {}", key.least, key.most);
+        let range = key.range();
         console.line(&format!("{name} = {value} ({range}): {} [{}]", key.about, key.source))?;
     }
     for preset in PRESETS {

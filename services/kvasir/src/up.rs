@@ -282,20 +282,31 @@ async fn wait_until_joined(
     bail!("{} did not join in time; see their logs in the state folder", missing.join(", "))
 }
 
-/// A secret's file that the settings name stands beside them, not in the state folder.
-fn with_absolute_secret(
+/// Settings that name files.
+const FILES: [(&str, &str); 4] = [
+    ("server", "cluster_secret_file"),
+    ("http", "keys_file"),
+    ("http", "certificate_file"),
+    ("http", "key_file"),
+];
+
+/// Files that the settings name stand beside them, not in the state folder.
+fn with_absolute_files(
     mut settings: toml::Table,
     file: Option<&Path>,
 ) -> anyhow::Result<toml::Table> {
-    let server = settings.get_mut("server").and_then(toml::Value::as_table_mut);
-    let secret = server.and_then(|server| server.get_mut("cluster_secret_file"));
-    if let (Some(secret), Some(file)) = (secret, file) {
-        let named = secret.as_str().context("server.cluster_secret_file is no text")?;
+    let Some(file) = file else { return Ok(settings) };
+    for (table, key) in FILES {
+        let table_of = settings.get_mut(table).and_then(toml::Value::as_table_mut);
+        let Some(value) = table_of.and_then(|table| table.get_mut(key)) else { continue };
+        let named = value.as_str().with_context(|| format!("{table}.{key} is no text"))?;
+        if named.is_empty() {
+            continue;
+        }
         let path = file.parent().unwrap_or_else(|| Path::new("")).join(named);
-        let path = fs::canonicalize(&path).with_context(|| {
-            format!("server.cluster_secret_file {} cannot be found", path.display())
-        })?;
-        *secret = path.to_str().context("a path is not UTF-8")?.into();
+        let path = fs::canonicalize(&path)
+            .with_context(|| format!("{table}.{key} {} cannot be found", path.display()))?;
+        *value = path.to_str().context("a path is not UTF-8")?.into();
     }
     Ok(settings)
 }
@@ -318,7 +329,9 @@ pub(crate) async fn run(
         None => toml::Table::new(),
     };
     let (settings, drain) = args.apply(settings)?;
-    let settings = with_absolute_secret(settings, args.config.as_deref())?;
+    let settings = with_absolute_files(settings, args.config.as_deref())?;
+    let certificate = settings.get("http").and_then(|http| http.get("certificate_file"));
+    let has_tls = certificate.and_then(toml::Value::as_str).is_some_and(|path| !path.is_empty());
     let mut stop = StopSignals::new()?;
     let options = UpOptions {
         model: args.model.clone(),
@@ -335,7 +348,9 @@ pub(crate) async fn run(
         console.line(&format!("{} {} admin http://{}", member.role, member.name, member.admin))?;
     }
     console.line(&format!("state in {}", cluster.folder().display()))?;
-    console.line(&format!("listening on {}", cluster.url()))?;
+    let url = cluster.url();
+    let url = if has_tls { url.replacen("http://", "https://", 1) } else { url };
+    console.line(&format!("listening on {url}"))?;
     let failure = tokio::select! {
         () = stop.wait() => None,
         failure = cluster.failure() => Some(failure),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use decode::{DecodeParts, DecodeWorker};
-use engine::{Checkpoint, Engine, LoadedShare, Part, loaded_share};
+use engine::{Checkpoint, Engine, GrammarCompiler, LoadedShare, Part, loaded_share};
 use kvstore::{HostTier, HostWiring, LocalTransport, LocalTransportConfig, Pool, Transport};
 use prefill::{PrefillParts, PrefillWorker};
 use router::{Role, Router};
@@ -27,12 +27,12 @@ use shared::{
 
 use crate::admin::Routing;
 use crate::config::Config;
-use crate::explain::Outcomes;
+use crate::explain::Predictions;
 use crate::telemetry::Telemetry;
 use asked::Asked;
 use directory::{OneDecode, OnePrefill};
 use events::WorkerEvents;
-use parts::load;
+use parts::{grammars, load};
 use placement::{Placement, PlacementParts};
 use pools::{WorkerMemory, worker_memory};
 
@@ -53,7 +53,7 @@ pub struct Cluster {
     decode: Arc<DecodeWorker>,
     prefill: Arc<PrefillWorker>,
     placement: Arc<Placement>,
-    outcomes: Arc<Outcomes>,
+    predictions: Arc<Predictions>,
     store: Arc<HostTier>,
     pools: Vec<NamedPool>,
     prefill_loaded_share: LoadedShare,
@@ -111,12 +111,13 @@ impl Cluster {
             transport.register(pool)?;
         }
         let asked = Asked::default();
-        let (placement, outcomes) = start_placement(config, &whole, &store, &asked, clock)?;
+        let (placement, predictions) = start_placement(config, &whole, &store, &asked, clock)?;
         let placement = Arc::new(placement);
         let shared = Shared {
             transport,
             store: telemetry.store(Arc::clone(&store) as _, STORE),
             asked,
+            grammars: grammars(checkpoint)?,
             clock: Arc::clone(clock),
             telemetry,
         };
@@ -133,7 +134,7 @@ impl Cluster {
             decode,
             prefill,
             placement,
-            outcomes,
+            predictions,
             store,
             pools,
             prefill_loaded_share: loaded_share(checkpoint.config(), Part::Encoder),
@@ -149,13 +150,18 @@ impl Cluster {
     /// The decode workers, as the front door finds them.
     #[must_use]
     pub fn directory(&self) -> Arc<dyn DecodeDirectory> {
-        let one = OneDecode { rank: DECODE, worker: Arc::clone(&self.asked_to_decode) };
-        self.outcomes.watch(Arc::new(one))
+        Arc::new(OneDecode { rank: DECODE, worker: Arc::clone(&self.asked_to_decode) })
     }
 
-    /// The router and what became of its placements, for operators.
+    /// The router and how well it predicts, for operators.
     pub(crate) fn routing(&self) -> Routing {
-        Routing { thread: Arc::clone(&self.placement), outcomes: Arc::clone(&self.outcomes) }
+        let predictions = Arc::clone(&self.predictions);
+        let worker = Arc::new(|name: &str| match name {
+            "prefill" => Some(PREFILL),
+            "decode" => Some(DECODE),
+            _ => None,
+        });
+        Routing { thread: Arc::clone(&self.placement), predictions, worker }
     }
 
     /// The decode worker.
@@ -228,6 +234,7 @@ struct Shared<'a> {
     transport: Arc<LocalTransport>,
     store: Arc<dyn BlockStore>,
     asked: Asked,
+    grammars: Arc<GrammarCompiler>,
     clock: Arc<dyn Clock>,
     telemetry: &'a Telemetry,
 }
@@ -271,11 +278,9 @@ fn start_placement(
     store: &Arc<HostTier>,
     asked: &Asked,
     clock: &Arc<dyn Clock>,
-) -> anyhow::Result<(Placement, Arc<Outcomes>)> {
+) -> anyhow::Result<(Placement, Arc<Predictions>)> {
     let settings = config.router(engine.geometry())?;
-    let kept = settings.records.decisions_max;
-    let outcomes = Outcomes::new(&config.explain, kept, Arc::clone(clock));
-    let noted = Arc::clone(&outcomes);
+    let predictions = Predictions::new(&config.explain);
     let router = Router::new(settings)?;
     let store = Arc::clone(store);
     let asked_store = asked.clone();
@@ -299,11 +304,11 @@ fn start_placement(
             let asked = asked.clone();
             move |worker, question| asked.ask(worker, question)
         }),
-        placed: Box::new(move |record| noted.placed(record)),
+        predictions: Arc::clone(&predictions),
         hub: None,
     };
     let placement = Placement::start(parts).context("the placement thread")?;
-    Ok((placement, outcomes))
+    Ok((placement, predictions))
 }
 
 fn start_prefill(
@@ -345,6 +350,7 @@ fn start_decode(
         transport: shared.telemetry.transport(Arc::clone(&shared.transport) as _, DECODE),
         store: Arc::clone(&shared.store),
         prefill,
+        grammars: Some(Arc::clone(&shared.grammars)),
         clock: Arc::clone(&shared.clock),
         events,
     };

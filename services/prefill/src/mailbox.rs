@@ -244,7 +244,7 @@ mod tests {
         let mailbox = Arc::new(Mailbox::new(1));
         let mut sink = replies(&mailbox, 3, |event| Command::Located(PrefillId(0), event));
         assert_eq!(mailbox.promised(), 3);
-        assert_eq!(sink.emit(LocateEvent { found: Vec::new() }), Flow::Open);
+        assert_eq!(sink.emit(LocateEvent::at_once(Vec::new())), Flow::Open);
         assert_eq!(mailbox.promised(), 3, "one waits, two may come");
         let mut commands = VecDeque::new();
         mailbox.take(Duration::ZERO, &mut commands);

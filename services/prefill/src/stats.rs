@@ -13,7 +13,7 @@ pub struct PrefillStats {
     pub pending_rows: u64,
     /// Gauge: objects offered to the store whose outcome is open.
     pub offers_outstanding: usize,
-    /// Gauge: rows per second of recent steps; 0 until the first one.
+    /// Gauge: rows per second of a full step; 0 until the first step.
     pub rows_per_second: f64,
     /// Requests that were queued.
     pub requests_accepted: u64,

@@ -17,6 +17,8 @@ pub enum Member {
     Prefill(usize),
     /// A store node.
     Store(usize),
+    /// A router, as far as other routers hear it.
+    Router(usize),
 }
 
 /// What happens to a member.
@@ -28,7 +30,7 @@ pub enum FaultKind {
     Freeze,
     /// The drive of a store is this many times slower.
     SlowDisk(f64),
-    /// A store can be reached by nobody, and its events are lost.
+    /// A store can be reached by nobody, and its events are lost; a router and the other routers do not hear each other.
     Partition,
 }
 
@@ -48,8 +50,8 @@ pub struct Fault {
 /// A fault that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text} is no fault ({what}); write such as kill:decode-0@60, freeze:prefill-1@60+30, slow-disk:store-0@60+30x10 or \
-     partition:store-0@60+30, times in seconds"
+    "{text} is no fault ({what}); write such as kill:decode-0@60, freeze:prefill-1@60+30, slow-disk:store-0@60+30x10, \
+     partition:store-0@60+30 or partition:router-0@60+30, times in seconds"
 )]
 pub struct FaultError {
     /// What was read.
@@ -64,6 +66,7 @@ impl fmt::Display for Member {
             Self::Decode(place) => write!(f, "decode-{place}"),
             Self::Prefill(place) => write!(f, "prefill-{place}"),
             Self::Store(place) => write!(f, "store-{place}"),
+            Self::Router(place) => write!(f, "router-{place}"),
         }
     }
 }
@@ -113,11 +116,15 @@ impl Fault {
             ("slow-disk", Some(times)) if 1.0 <= times => FaultKind::SlowDisk(times),
             _ => return Err(wrong("no such kind")),
         };
-        let is_store = matches!(member, Member::Store(_));
-        let fits = match kind {
-            FaultKind::Kill => true,
-            FaultKind::Freeze => !is_store && lasts.is_some(),
-            FaultKind::SlowDisk(_) | FaultKind::Partition => is_store,
+        let fits = match (kind, member) {
+            (FaultKind::Partition, Member::Router(_)) => true,
+            (_, Member::Router(_)) => false,
+            (FaultKind::Kill, _) => true,
+            (FaultKind::Freeze, Member::Store(_)) => false,
+            (FaultKind::Freeze, _) => lasts.is_some(),
+            (FaultKind::SlowDisk(_) | FaultKind::Partition, member) => {
+                matches!(member, Member::Store(_))
+            }
         };
         if !fits {
             return Err(wrong("it does not fit the member, or a freeze does not end"));
@@ -133,6 +140,7 @@ impl Fault {
             Member::Decode(place) => place < size(settings.decode),
             Member::Prefill(place) => place < size(settings.prefill),
             Member::Store(place) => place < size(settings.stores),
+            Member::Router(place) => place < size(settings.routers),
         }
     }
 }
@@ -142,23 +150,20 @@ pub(crate) fn drawn(settings: &Settings, length: Timestamp) -> Vec<Fault> {
     let mut random = Random::new(settings.seed ^ 0x6661_756c_7473);
     let whole_s = length.since(Timestamp(0)).as_secs_f64().max(1.0);
     let one = |_| {
-        let stores = size(settings.stores);
-        let (decode, prefill) = (size(settings.decode), size(settings.prefill));
-        let mut place = random.below(decode + prefill + stores);
-        let member = if place < decode {
-            Member::Decode(place)
-        } else if place < decode + prefill {
-            Member::Prefill(place - decode)
-        } else {
-            place -= decode + prefill;
-            Member::Store(place)
-        };
-        let is_store = matches!(member, Member::Store(_));
-        let kind = match (is_store, random.below(3)) {
+        let mut members: Vec<Member> = (0..size(settings.decode)).map(Member::Decode).collect();
+        members.extend((0..size(settings.prefill)).map(Member::Prefill));
+        members.extend((0..size(settings.stores)).map(Member::Store));
+        // One router has nobody to be parted from.
+        if 1 < settings.routers {
+            members.extend((0..size(settings.routers)).map(Member::Router));
+        }
+        let member = members[random.below(members.len())];
+        let kind = match (member, random.below(3)) {
+            (Member::Router(_), _) => FaultKind::Partition,
             (_, 0) => FaultKind::Kill,
-            (false, _) => FaultKind::Freeze,
-            (true, 1) => FaultKind::SlowDisk(20.0),
-            (true, _) => FaultKind::Partition,
+            (Member::Decode(_) | Member::Prefill(_), _) => FaultKind::Freeze,
+            (Member::Store(_), 1) => FaultKind::SlowDisk(20.0),
+            (Member::Store(_), _) => FaultKind::Partition,
         };
         let at = Timestamp(0).after(seconds(whole_s * random.unit()));
         let lasts = Some(seconds(0.2 + whole_s * 0.2 * random.unit()));
@@ -174,6 +179,7 @@ fn parse_member(text: &str) -> Option<Member> {
         "decode" => Some(Member::Decode(place)),
         "prefill" => Some(Member::Prefill(place)),
         "store" => Some(Member::Store(place)),
+        "router" => Some(Member::Router(place)),
         _ => None,
     }
 }
@@ -195,6 +201,7 @@ mod tests {
             "freeze:prefill-1@60+30",
             "slow-disk:store-0@60+30x10",
             "partition:store-0@60",
+            "partition:router-1@60+20",
         ] {
             assert_eq!(Fault::parse(text).unwrap().to_string(), text);
         }

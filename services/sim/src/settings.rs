@@ -56,12 +56,14 @@ pub const PRESETS: [Preset; 2] = [
     Preset {
         name: "aggregated-8",
         about: "eight decode workers without prefill workers, as in peers-routing 3e. Its speeds are assumed, not measured: \
-                chosen so that TTFT without an index (index-entries = 1) at speed 1 is that of round robin in that table",
+                chosen so that TTFT without an index (index-entries = 1) at speed 1 is that of round robin in that table. \
+                Requests come as tokens, as there: no time is taken to make these",
         values: &[
             ("prefill", "0"),
             ("decode", "8"),
             ("decode-blocks", "4096"),
             ("stores", "0"),
+            ("edge-tokens-per-s", "0"),
             ("tail-rows-per-s", "57000"),
             ("decode-step-ms", "5"),
             ("decode-row-ms", "0.1"),
@@ -106,6 +108,12 @@ impl Key {
     pub fn name(&self) -> impl Iterator<Item = char> + use<> {
         self.field.chars().map(|letter| if letter == '_' { '-' } else { letter })
     }
+
+    /// The values that it can have, in words.
+    #[must_use]
+    pub fn range(&self) -> String {
+        (self.range)()
+    }
 }
 
 impl Settings {
@@ -118,7 +126,7 @@ impl Settings {
         (key.write)(self, value).map_err(|()| SettingError::Range {
             name: key.name().collect(),
             found: value.to_owned(),
-            expected: format!("{} to {}", key.least, key.most),
+            expected: key.range(),
         })
     }
 
@@ -233,6 +241,7 @@ mod tests {
         let mut settings = Settings::default();
         let cases = [
             ("decode", "65"),
+            ("policy", "best"),
             ("decode", "-1"),
             ("decode", "1.5"),
             ("speed", "0"),

@@ -10,6 +10,7 @@
 mod checks;
 mod clients;
 mod decodes;
+mod exchange;
 mod faults;
 mod lookups;
 mod pace;
@@ -20,7 +21,7 @@ mod starts;
 
 use std::collections::BTreeMap;
 
-use router::{Action, Router, RouterConfig};
+use router::{Action, RouterConfig};
 use shared::{CacheQuestion, RequestId, Timestamp, WorkerEvent};
 
 use crate::agenda::Agenda;
@@ -31,6 +32,7 @@ use crate::trace::{Bound, Trace};
 use checks::Checks;
 use clients::Client;
 use decodes::{DecodeHappens, DecodeSide};
+use exchange::{RouterNews, RouterSeat};
 use prefills::{PrefillHappens, PrefillSide};
 use seats::StoreSeat;
 
@@ -41,7 +43,7 @@ pub(crate) use seats::Seat;
 pub(super) enum Event {
     /// The next request of the trace comes.
     Arrive,
-    /// A request looks for a worker again.
+    /// A request is ready for its router, or looks for a worker again.
     Retry(usize),
     /// A request's time is over.
     Late(usize),
@@ -54,6 +56,8 @@ pub(super) enum Event {
     Tick(usize),
     /// What a member says reaches the routers.
     Told(Vec<WorkerEvent>),
+    /// What a router says reaches the others.
+    Heard(usize, RouterNews),
     /// The routers hear that a member came or went.
     Joined(Member),
     Left(Member),
@@ -65,11 +69,6 @@ pub(super) enum Event {
     Upkeep,
     Fault(usize),
     FaultOver(usize),
-}
-
-struct RouterSeat {
-    router: Router,
-    tick_at: Option<Timestamp>,
 }
 
 /// The cluster.
@@ -200,6 +199,7 @@ impl<'a> World<'a> {
             Event::Reach { number, leg } => self.reach(number, leg),
             Event::Tick(router) => self.tick(router),
             Event::Told(events) => self.told(&events),
+            Event::Heard(from, news) => self.heard(from, &news),
             Event::Joined(member) => self.joined(member),
             Event::Left(member) => self.left(member),
             Event::Decode(place, life, happens) => self.decode_happens(place, life, happens),
@@ -226,30 +226,16 @@ impl<'a> World<'a> {
         self.arrived += 1;
         let client = Client::new(number, self);
         self.measures.slice(client.arrived).arrived += 1;
+        let tokens = f64::from(client.prompt_tokens);
         self.clients.insert(number, client);
         if 0.0 < self.settings.deadline_s {
             self.agenda.enter(seconds(self.settings.deadline_s), Event::Late(number));
         }
-        self.submit(number);
+        match self.settings.edge_tokens_per_s {
+            0.0 => self.submit(number),
+            per_s => self.agenda.enter(seconds(tokens / per_s), Event::Retry(number)),
+        }
         self.enter_arrival();
-    }
-
-    fn tick(&mut self, router: usize) {
-        let now = self.now();
-        self.routers[router].tick_at = None;
-        let actions = self.routers[router].router.tick(now);
-        self.carry_out(router, actions);
-    }
-
-    /// Calls a router and does what it says.
-    pub(super) fn ask_router(
-        &mut self,
-        router: usize,
-        call: impl FnOnce(&mut Router, Timestamp) -> Vec<Action>,
-    ) {
-        let now = self.now();
-        let actions = call(&mut self.routers[router].router, now);
-        self.carry_out(router, actions);
     }
 
     fn carry_out(&mut self, router: usize, actions: Vec<Action>) {
@@ -261,6 +247,7 @@ impl<'a> World<'a> {
                         let client = &self.clients[&number];
                         checks.placed(&client.names, &placement);
                     }
+                    self.tell_placed(router, id);
                     self.placed(number, &placement);
                 }
                 Action::Refuse { id, error } => self.refused(number_of(id), &error),
@@ -350,12 +337,13 @@ fn routers(settings: &Settings) -> Result<Vec<RouterSeat>, SettingError> {
         config.cost.restore_peer = ms(settings.restore_peer_ms);
         config.cost.handoff = ms(settings.handoff_ms);
         config.cost.direct_rows_max = narrow(settings.direct_rows);
+        config.policy = settings.policy;
         config.cost.tie_margin = ms(settings.tie_margin_ms);
         config.records.decisions_max = 0;
         config.records.candidates_max = 1;
         let broken =
             |_| SettingError::Contradiction("the router refuses these settings; see its ranges");
-        Ok(RouterSeat { router: Router::new(config).map_err(broken)?, tick_at: None })
+        RouterSeat::new(config).map_err(broken)
     };
     (0..settings.routers).map(one).collect()
 }

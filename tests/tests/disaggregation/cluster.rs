@@ -164,6 +164,7 @@ impl Cluster {
             transport: Arc::clone(&transport) as Arc<dyn Transport>,
             store: Arc::clone(&host) as Arc<dyn BlockStore>,
             prefill: Arc::new(OnePrefill(Arc::clone(&prefill_worker))),
+            grammars: None,
             clock,
             events: Box::new(|_| Flow::Open),
         };
@@ -272,7 +273,7 @@ impl Pending {
                     assert!(start.is_none() && tokens.is_empty());
                     start = Some(report);
                 }
-                DecodeEvent::Token(token) => tokens.push(token),
+                DecodeEvent::Token(token, _) => tokens.push(token),
                 DecodeEvent::Finished(end) => break end,
                 DecodeEvent::Failed(error) => panic!("the request failed: {error}"),
             }
@@ -324,6 +325,9 @@ pub(crate) fn request(
         names: Arc::from(block_names(&root, prompt)),
         lineage,
         sampling: Sampling::GREEDY,
+        logit_bias: Arc::from([]),
+        logprobs: None,
+        constraint: None,
         stop_ids: Vec::new(),
         output_tokens_max: tokens,
         prefill: Some(PREFILL),

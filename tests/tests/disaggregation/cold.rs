@@ -10,7 +10,8 @@ use super::cluster::{Cluster, Engines, request};
 use super::lane::{Alone, Lane};
 use super::models::{Model, text};
 
-pub(crate) const SAMPLED: Sampling = Sampling { temperature: 1.0, top_p: 0.98, seed: 17 };
+pub(crate) const SAMPLED: Sampling =
+    Sampling { temperature: 1.0, top_p: 0.98, seed: 17, ..Sampling::GREEDY };
 const ANSWER_TOKENS: u32 = 12;
 
 fn check_lengths(lengths: &[usize], samplings: &[Sampling]) {

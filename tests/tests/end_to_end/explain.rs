@@ -24,6 +24,27 @@ fn cached(decision: &Value) -> (Option<u64>, Option<u64>) {
     (decision["predicted_cached_tokens"].as_u64(), actual)
 }
 
+/// An operator drains the only decode worker, which refuses everything, and takes it back.
+fn drained(server: &Server) {
+    let told = |path: &str| post(server.admin, &format!("/debug/workers/{path}"), "");
+    for (path, status) in [("decode-9/drain", 404), ("decode/drain?within_s=0", 400)] {
+        assert_eq!(told(path).status, status, "{path}");
+    }
+    let drains = told("decode/drain?within_s=600").json();
+    assert_eq!(drains["draining_by"], "operator", "{drains}");
+    let state = get(server.admin, "/debug/routing?last=0").json();
+    let workers = state["workers"].as_array().expect("a list");
+    let shown = workers.iter().filter(|worker| worker["load"]["draining_by"] == "operator");
+    assert_eq!(shown.count(), 1, "{state}");
+    let body = json!({
+        "model": "seedling", "max_tokens": 1, "messages": [{"role": "user", "content": "A ball."}],
+    });
+    let ask = || post(server.clients, "/v1/chat/completions", &body.to_string()).status;
+    assert_eq!(ask(), 503, "nobody takes it");
+    assert!(told("decode/undrain").json()["draining_by"].is_null());
+    assert_eq!(ask(), 200);
+}
+
 #[test]
 fn placements_are_told_with_terms_prediction_and_outcome() {
     let server = Server::start(&[]);
@@ -42,6 +63,7 @@ fn placements_are_told_with_terms_prediction_and_outcome() {
     let id = warm["id"].as_str().expect("an id");
     let same = get(server.admin, &format!("/debug/routing/{id}")).json();
     assert_eq!(same[0]["predicted_cached_tokens"], warm["predicted_cached_tokens"]);
+    drained(&server);
     for (path, status) in [("/0123", 404), ("/no-id", 400), ("?first=3", 400)] {
         let refused = get(server.admin, &format!("/debug/routing{path}"));
         assert_eq!(refused.status, status, "{}", refused.body);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use shared::{Miss, OfferOutcome};
+use shared::{Brought, Miss, OfferOutcome};
 
 use super::disk::{ask, fetch, keys};
 use super::{Rig, config};
@@ -49,6 +49,20 @@ fn blocks_come_from_the_object_store_bit_for_bit_and_go_to_the_drive_again() {
     // They were old, so that the hits wrote them again.
     assert!(disk.flush(WAIT));
     assert_eq!(disk.places(&[name(0), name(1)]), [Some(Below::Drive); 2]);
+}
+
+/// Where blocks 0 to 2 (object store), 13 (nowhere) and 50 (drive) come from: once from below, then from memory.
+#[test]
+fn an_answer_says_what_was_brought_from_where() {
+    let remote = Remote::new();
+    let (rig, _disk) = over(&remote);
+    let cases: [(&[u64], u32, u32); 5] =
+        [(&[13], 0, 0), (&[50, 13], 1, 0), (&[50, 0], 0, 1), (&[50, 0], 0, 0), (&[1, 2, 0], 0, 2)];
+    for (asked, disk, remote) in cases {
+        let (ticket, events) = ask(&rig, &keys(asked.iter().copied()));
+        assert_eq!(next(&events).brought, Brought { disk, remote }, "{asked:?}");
+        drop(ticket);
+    }
 }
 
 #[test]

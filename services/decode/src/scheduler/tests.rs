@@ -262,3 +262,50 @@ fn a_piece_that_was_not_planned_is_a_broken_invariant() {
     bench.decode(0);
     bench.scheduler.tail_computed(TailPiece { key: SequenceKey(0), from: 0, to: 128 });
 }
+
+#[test]
+fn a_held_sequence_is_not_planned_until_its_token_is_drawn() {
+    let mut bench = Bench::new(LIMITS);
+    bench.begin(0, 100, 500);
+    bench.begin(1, 100, 500);
+    let (_, tails, _) = bench.plan();
+    assert_eq!(tails, [(0, 0, 100), (1, 0, 100)]);
+    // Behind its tail the first waits for a mask, the second draws.
+    let [first, second] = [0, 1].map(|at| bench.step.tails[at]);
+    bench.scheduler.hold(first.key, Some(first));
+    bench.scheduler.tail_computed(second);
+    assert_eq!(bench.scheduler.tokens(SequenceKey(0)), Some(100));
+    assert_eq!(bench.plan().0, [1]);
+    bench.scheduler.hold(SequenceKey(1), None);
+    assert!(!bench.scheduler.has_rows());
+    assert_eq!(bench.scheduler.stage(SequenceKey(0)), Some(Stage::Decoding));
+    bench.scheduler.drawn(SequenceKey(0));
+    assert_eq!(bench.scheduler.tokens(SequenceKey(0)), Some(101));
+    assert_eq!(bench.plan().0, [0]);
+    bench.commit();
+    bench.scheduler.drawn(SequenceKey(1));
+    assert_eq!(bench.plan().0, [0, 1]);
+}
+
+#[test]
+fn a_held_sequence_gives_way_like_any_other() {
+    let mut bench = Bench::new(SchedulerLimits { blocks_max: 4, ..LIMITS });
+    bench.begin(0, 120, 500);
+    bench.begin(1, 120, 500);
+    bench.plan();
+    for piece in bench.step.tails.clone() {
+        bench.scheduler.hold(piece.key, Some(piece));
+    }
+    bench.scheduler.drawn(SequenceKey(0));
+    let mut gave_way = Vec::new();
+    for _ in 0..200 {
+        gave_way = bench.plan().2;
+        if !gave_way.is_empty() {
+            break;
+        }
+        bench.commit();
+    }
+    assert_eq!(gave_way, [1], "the older one needs its block");
+    bench.scheduler.released(SequenceKey(1));
+    assert_eq!(bench.scheduler.stage(SequenceKey(1)), Some(Stage::Preempted));
+}

@@ -9,8 +9,8 @@ use engine::{Engine, KvSlab};
 use kvstore::{Pool, ReadRequest, Seal, SealedSlot, StartCosts, Transport};
 use shared::{
     BlockName, BlockStore, CacheEvent, Clock, Flow, Grouped, LoadReport, LocateEvent, ObjectKey,
-    OfferEvent, OfferOutcome, PrefillDirectory, PrefillEvent, RequestContext, Sink, Ticket,
-    Timestamp, WorkerEvent, WorkerRank, ungrouped,
+    OfferEvent, OfferOutcome, PrefillDirectory, PrefillEvent, RequestContext, Sink, StepPace,
+    Ticket, Timestamp, WorkerEvent, WorkerRank, ungrouped,
 };
 
 use crate::config::DecodeConfig;
@@ -22,7 +22,7 @@ use crate::worker::rates::{Origin, Rates};
 
 /// Weight of the newest sample in a running mean: about the last eight count.
 const NEWEST_WEIGHT: f64 = 0.125;
-/// Steps of fewer rows than this say little about how fast a prompt is computed: reading the weights dominates them.
+/// Steps of fewer rows than this are mostly those of answers alone, whose rows cost more than those of a prompt.
 const MEASURED_ROWS_MIN: u64 = 32;
 
 /// What an operation of the loop is for.
@@ -61,8 +61,7 @@ pub(super) struct Core {
     /// Batches of reads per sequence that the transport has not given up yet.
     reads_open: BTreeMap<SequenceKey, usize>,
     offers_open: usize,
-    /// Rows of recent steps and their seconds, both fading: a step of few rows weighs as little as it took.
-    recent: (f64, f64),
+    pace: StepPace,
     read_bytes_per_second: f64,
     pub(super) rates: Rates,
 }
@@ -104,7 +103,7 @@ impl Core {
             next_operation: 0,
             reads_open: BTreeMap::new(),
             offers_open: 0,
-            recent: (0.0, 0.0),
+            pace: StepPace::new(NEWEST_WEIGHT),
             read_bytes_per_second: 0.0,
             rates: Rates::new(),
         }
@@ -280,17 +279,14 @@ impl Core {
         self.stats.steps += 1;
         self.stats.step_time += took;
         self.stats.step_time_max = self.stats.step_time_max.max(took);
-        let (recent_rows, recent_seconds) = &mut self.recent;
-        if !took.is_zero() && (MEASURED_ROWS_MIN <= rows || *recent_seconds == 0.0) {
-            *recent_rows = *recent_rows * (1.0 - NEWEST_WEIGHT) + to_float(rows);
-            *recent_seconds = *recent_seconds * (1.0 - NEWEST_WEIGHT) + took.as_secs_f64();
+        if MEASURED_ROWS_MIN <= rows || self.pace.is_unknown() {
+            self.pace.step(narrow(rows), took);
         }
     }
 
-    /// Rows per second of recent steps, 0 while unknown.
+    /// Rows per second of a full step, 0 while unknown.
     fn rows_per_second(&self) -> f64 {
-        let (rows, seconds) = self.recent;
-        if seconds == 0.0 { 0.0 } else { rows / seconds }
+        self.pace.rows_per_second(self.config.tail_rows_step_max)
     }
 
     /// Takes the time of a batch of reads into account; its origin when all of it has the same.

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use engine::{DrawContext, Guide, TokenCounts, draw, logprobs};
 use kvstore::check_names;
 use shared::{
-    BLOCK_TOKENS, BlockName, DecodeEvent, DecodeRequest, FinishReason, Flow, Grouped, Root,
-    ServeError, Sink, StartGeometry, StartReport, TokenId, group_of, next_name,
+    BLOCK_TOKENS, BlockName, DecodeEvent, DecodeRequest, FinishReason, Flow, Grouped,
+    LOGIT_BIAS_MAX, Root, ServeError, Sink, StartGeometry, StartReport, TokenId, TokenLogprobs,
+    group_of, next_name,
 };
 
+use crate::guides::{GuideFailure, GuidePool, Lead};
 use crate::scheduler::SequenceKey;
 use crate::worker::active::Active;
 use crate::worker::basis::{Basis, KnownTokens, basis};
@@ -28,6 +31,12 @@ pub(super) struct Job {
     /// Starts so far.
     pub(super) starts: u32,
     pub(super) state: JobState,
+    /// Of an answer that follows a grammar.
+    pub(super) lead: Option<Lead>,
+    /// The logits of the last row while its token waits for a mask; empty otherwise.
+    pub(super) held: Vec<f32>,
+    /// What was emitted, when penalties make it matter.
+    counts: Option<TokenCounts>,
 }
 
 /// Whether the client knows how its request started.
@@ -39,6 +48,12 @@ pub(super) enum Report {
     Known(StartReport),
     /// The event was sent.
     Sent,
+}
+
+/// A token and what is told about it.
+pub(super) struct Drawn {
+    pub(super) token: TokenId,
+    pub(super) logprobs: Option<Box<TokenLogprobs>>,
 }
 
 /// Where a job stands.
@@ -114,6 +129,9 @@ pub(super) fn examine(request: &DecodeRequest, limits: ModelLimits) -> Verdict {
     if let Some(id) = request.prompt.iter().chain(&request.emitted).find(foreign) {
         return unsupported(format!("token {id} of a vocabulary of {}", limits.vocabulary));
     }
+    if LOGIT_BIAS_MAX < request.logit_bias.len() {
+        return unsupported(format!("a logit_bias of more than {LOGIT_BIAS_MAX} tokens"));
+    }
     if let Err(error) = check_names(&request.root, &request.prompt, &request.names) {
         return Verdict::Refused(error);
     }
@@ -135,8 +153,11 @@ impl Job {
     pub(super) fn new(
         request: DecodeRequest,
         sink: Box<dyn Sink<DecodeEvent>>,
+        guide: Option<Box<Guide>>,
         tokens_max: u32,
     ) -> Self {
+        let counts = TokenCounts::matter(&request.sampling);
+        let counts = counts.then(|| TokenCounts::of(&request.emitted));
         let ids: Vec<_> = request.prompt.iter().chain(&request.emitted).copied().collect();
         let chain = Chain::new(request.root, &request.names);
         Self {
@@ -148,12 +169,52 @@ impl Job {
             report: Report::Unknown,
             starts: 0,
             state: JobState::Waiting,
+            lead: guide.map(Lead::Ready),
+            held: Vec::new(),
+            counts,
         }
     }
 
-    /// Index of the next token in the answer.
-    pub(super) fn output_index(&self) -> u32 {
-        count(self.ids.len() - self.request.prompt.len())
+    /// Draws the next token from the logits of the last row, with its log probabilities when they were asked for. None
+    /// while the mask is not there.
+    ///
+    /// # Errors
+    /// When the answer cannot follow its grammar any further.
+    pub(super) fn draw(&mut self, logits: &[f32]) -> Option<Result<Drawn, GuideFailure>> {
+        let guide = match self.lead.as_mut().map(Lead::poll) {
+            None => None,
+            Some(None) => return None,
+            Some(Some(Err(failure))) => return Some(Err(failure)),
+            Some(Some(Ok(guide))) => Some(guide),
+        };
+        let output_index = count(self.ids.len() - self.request.prompt.len());
+        let context = DrawContext {
+            output_index,
+            bias: &self.request.logit_bias,
+            counts: self.counts.as_ref(),
+            mask: guide.map(Guide::mask),
+        };
+        let token = draw(logits, &self.request.sampling, &context);
+        let alternatives = self.request.logprobs;
+        let logprobs = alternatives.map(|count| Box::new(logprobs(logits, token, count)));
+        if let Some(counts) = &mut self.counts {
+            counts.note(token);
+        }
+        Some(Ok(Drawn { token, logprobs }))
+    }
+
+    /// Sends the guide on its way past a token; `wake` is called when it may be back.
+    pub(super) fn follow(
+        &mut self,
+        pool: &GuidePool,
+        token: TokenId,
+        wake: impl FnOnce() + Send + 'static,
+    ) {
+        match self.lead.take() {
+            Some(Lead::Ready(guide)) => self.lead = Some(pool.advance(guide, token, wake)),
+            // The token could not have been drawn without the guide.
+            other => self.lead = other,
+        }
     }
 
     /// The floors and boundary of a start now.
@@ -180,14 +241,14 @@ impl Job {
     }
 
     /// Tells the client how the request started and what came next.
-    pub(super) fn emit(&mut self, token: TokenId) -> Flow {
+    pub(super) fn emit(&mut self, drawn: Drawn) -> Flow {
         if let Report::Known(report) = self.report {
             self.report = Report::Sent;
             if self.sink.emit(DecodeEvent::Started(report)) == Flow::Closed {
                 return Flow::Closed;
             }
         }
-        self.sink.emit(DecodeEvent::Token(token))
+        self.sink.emit(DecodeEvent::Token(drawn.token, drawn.logprobs))
     }
 
     /// Why the answer ends with the token just appended; none when it goes on.

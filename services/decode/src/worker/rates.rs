@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shared::{MeanTime, WorkerRates};
+use shared::{Brought, MeanTime, RestoreTimes, WorkerRates};
 
 /// Steps remembered: a second or so of decoding.
 const STEPS: u32 = 64;
@@ -21,7 +21,7 @@ pub(super) enum Origin {
 /// See the module's documentation.
 pub(super) struct Rates {
     step: MeanTime,
-    restore_host: MeanTime,
+    restores: RestoreTimes,
     restore_peer: MeanTime,
     handoff: MeanTime,
     /// Turns with nothing to compute: no request, or all of them wait for others.
@@ -32,7 +32,7 @@ impl Rates {
     pub(super) fn new() -> Self {
         Self {
             step: MeanTime::over(STEPS),
-            restore_host: MeanTime::over(BLOCKS),
+            restores: RestoreTimes::default(),
             restore_peer: MeanTime::over(BLOCKS),
             handoff: MeanTime::over(HANDOFFS),
             waits: 0,
@@ -46,11 +46,15 @@ impl Rates {
 
     /// A batch of reads that came from one kind of place, counted in blocks by its bytes; a window object is some of them.
     pub(super) fn reads(&mut self, origin: Origin, took: Duration, blocks: u64) {
-        let mean = match origin {
-            Origin::Store => &mut self.restore_host,
-            Origin::Prefill => &mut self.restore_peer,
-        };
-        mean.note(took, blocks);
+        match origin {
+            Origin::Store => self.restores.read(took, blocks),
+            Origin::Prefill => self.restore_peer.note(took, blocks),
+        }
+    }
+
+    /// A lookup of the store was answered after this time.
+    pub(super) fn looked_up(&mut self, took: Duration, brought: Brought) {
+        self.restores.looked_up(took, brought);
     }
 
     /// From the end of prefill's work to all of it being here.
@@ -70,11 +74,83 @@ impl Rates {
 
     /// As the router is told.
     pub(super) fn told(&self) -> WorkerRates {
-        WorkerRates {
+        let mut rates = WorkerRates {
             step_ns: self.step.nanoseconds(),
-            restore_host_ns: self.restore_host.nanoseconds(),
             restore_peer_ns: self.restore_peer.nanoseconds(),
             handoff_ns: self.handoff.nanoseconds(),
+            ..WorkerRates::default()
+        };
+        self.restores.tell(&mut rates);
+        rates
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use shared::{Brought, WorkerRates};
+
+    use super::{Origin, Rates};
+
+    const US: fn(u64) -> Duration = Duration::from_micros;
+
+    #[test]
+    fn each_measurement_is_told_as_what_it_is() {
+        type Measure = fn(&mut Rates);
+        let none = WorkerRates::default();
+        let cases: [(&str, Measure, WorkerRates); 8] = [
+            ("nothing", |_| (), none),
+            (
+                "steps",
+                |rates| (1..=3).for_each(|step| rates.step(US(step * 100))),
+                WorkerRates { step_ns: 200_000, ..none },
+            ),
+            (
+                "reads from the store",
+                |rates| {
+                    rates.reads(Origin::Store, US(10), 1);
+                    rates.reads(Origin::Store, US(50), 2);
+                },
+                WorkerRates { restore_host_ns: 20_000, ..none },
+            ),
+            ("reads of less than a block", |rates| rates.reads(Origin::Store, US(10), 0), none),
+            (
+                "reads from prefill",
+                |rates| rates.reads(Origin::Prefill, US(80), 4),
+                WorkerRates { restore_peer_ns: 20_000, ..none },
+            ),
+            (
+                "hand-offs",
+                |rates| [3_000, 5_000].into_iter().for_each(|took| rates.handoff(US(took))),
+                WorkerRates { handoff_ns: 4_000_000, ..none },
+            ),
+            (
+                "lookups",
+                |rates| {
+                    rates.looked_up(US(700), Brought::default());
+                    rates.looked_up(US(300), Brought { disk: 3, remote: 0 });
+                    rates.looked_up(US(900), Brought { disk: 0, remote: 1 });
+                },
+                WorkerRates { restore_disk_ns: 100_000, restore_remote_ns: 900_000, ..none },
+            ),
+            ("turns without work", Rates::waited, none),
+        ];
+        for (case, measure, told) in cases {
+            let mut rates = Rates::new();
+            measure(&mut rates);
+            assert_eq!(rates.told(), told, "{case}");
         }
+    }
+
+    #[test]
+    fn a_change_of_speed_is_believed_within_a_window_or_two() {
+        let mut rates = Rates::new();
+        (0..1_000).for_each(|_| rates.step(US(100)));
+        (0..128).for_each(|_| rates.step(US(900)));
+        let told = rates.told().step_ns;
+        assert!((600_000..900_000).contains(&told), "{told}");
+        (0..512).for_each(|_| rates.step(US(900)));
+        assert!(870_000 < rates.told().step_ns, "{}", rates.told().step_ns);
     }
 }

@@ -171,7 +171,12 @@ impl Start {
     }
 
     /// The store's answer; none when it gives up.
-    pub(super) fn located(&mut self, operation: OperationId, event: Option<LocateEvent>) {
+    pub(super) fn located(
+        &mut self,
+        core: &mut Core,
+        operation: OperationId,
+        event: Option<LocateEvent>,
+    ) {
         if self.lookup.as_ref().is_none_or(|lookup| lookup.operation != operation) {
             return;
         }
@@ -181,6 +186,7 @@ impl Start {
             tracing::warn!("the store answered a lookup with a wrong number of objects");
             return self.unanswered(&lookup);
         }
+        core.rates.looked_up(core.clock.now().since(lookup.since), event.brought);
         let (found_blocks, found_windows) = event.found.split_at(lookup.blocks.len());
         for (block, found) in lookup.blocks.into_iter().zip(found_blocks) {
             let name = self.asked.names[block];

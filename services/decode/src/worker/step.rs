@@ -1,14 +1,16 @@
 //! One step: rows of many sequences through the engine, one token for each that has processed all of its own.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use engine::{RowPlan, Segment, sample};
-use shared::Flow;
+use engine::{RowPlan, Segment};
+use shared::{Flow, ServeError};
 
+use crate::guides::GuideFailure;
 use crate::scheduler::{SequenceKey, StepPlan, TailPiece};
 use crate::worker::active::Active;
 use crate::worker::core::{index, widen};
-use crate::worker::job::JobState;
+use crate::worker::job::{Drawn, JobState};
 use crate::worker::turn::{End, Loop};
 
 /// The buffers of a step, used again.
@@ -101,25 +103,79 @@ impl Loop {
         let Part { key, mut active, piece, .. } = part;
         let job = self.jobs.get_mut(&key).expect("jobs stay while a step runs");
         active.settle(&mut self.core, &mut job.chain);
-        match piece {
-            Some(piece) => self.scheduler.tail_computed(piece),
-            None => self.scheduler.decoded(key),
-        }
-        let token = logits.map(|row| sample(row, &job.request.sampling, job.output_index()));
-        if let Some(token) = token {
-            job.ids.push(token);
-            active.sequence.push(token);
-        }
         job.state = JobState::Active(active);
-        let Some(token) = token else { return };
+        let drawn = logits.map(|row| (row, job.draw(row)));
+        match (drawn, piece) {
+            (None, Some(piece)) => self.scheduler.tail_computed(piece),
+            (None, None) => panic!("a decode row has logits"),
+            (Some((row, None)), piece) => {
+                // The mask is late: the row sits out, and its logits wait for it.
+                job.held.extend_from_slice(row);
+                self.scheduler.hold(key, piece);
+                self.core.stats.rows_held += 1;
+            }
+            (Some((_, Some(Err(failure)))), _) => self.lose_grammar(key, failure),
+            (Some((_, Some(Ok(drawn)))), piece) => {
+                match piece {
+                    Some(piece) => self.scheduler.tail_computed(piece),
+                    None => self.scheduler.decoded(key),
+                }
+                self.say(key, drawn);
+            }
+        }
+    }
+
+    /// Draws the tokens of rows that waited for a mask that is there now.
+    pub(super) fn draw_held(&mut self) {
+        let mut drawn = Vec::new();
+        for (key, job) in &mut self.jobs {
+            if job.held.is_empty() {
+                continue;
+            }
+            let held = std::mem::take(&mut job.held);
+            match job.draw(&held) {
+                None => job.held = held,
+                Some(outcome) => drawn.push((*key, outcome)),
+            }
+        }
+        for (key, outcome) in drawn {
+            match outcome {
+                Ok(drawn) => {
+                    self.scheduler.drawn(key);
+                    self.say(key, drawn);
+                }
+                Err(failure) => self.lose_grammar(key, failure),
+            }
+        }
+    }
+
+    /// Appends a token, tells it, and ends the answer if it was the last.
+    fn say(&mut self, key: SequenceKey, drawn: Drawn) {
+        let job = self.jobs.get_mut(&key).expect("a drawing sequence has a job");
+        let JobState::Active(active) = &mut job.state else {
+            panic!("a drawing sequence is active");
+        };
+        let token = drawn.token;
+        job.ids.push(token);
+        active.sequence.push(token);
         self.core.stats.tokens += 1;
         assert_eq!(self.scheduler.tokens(key).map(index), Some(job.ids.len()));
-        let flow = job.emit(token);
+        let flow = job.emit(drawn);
         let ending = job.ending();
         match (flow, ending) {
             (Flow::Closed, _) => self.end(key, End::Cancelled),
             (Flow::Open, Some(reason)) => self.end(key, End::Finished(reason)),
-            (Flow::Open, None) => {}
+            (Flow::Open, None) => {
+                if let Some(pool) = &self.guides {
+                    let mailbox = Arc::clone(&self.shared.mailbox);
+                    job.follow(pool, token, move || mailbox.nudge());
+                }
+            }
         }
+    }
+
+    fn lose_grammar(&mut self, key: SequenceKey, failure: GuideFailure) {
+        let error = failure.into_error(0).unwrap_or(ServeError::Draining);
+        self.end(key, End::Failed(error));
     }
 }

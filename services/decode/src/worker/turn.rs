@@ -10,6 +10,7 @@ use shared::{
 };
 
 use crate::config::DecodeConfig;
+use crate::guides::GuidePool;
 use crate::mailbox::{Command, Life, Note, OperationId, Submission};
 use crate::scheduler::{Arrival, Scheduler, SchedulerLimits, SequenceKey, Stage};
 use crate::stats::DecodeStats;
@@ -38,7 +39,8 @@ pub(super) struct Loop {
     pub(super) core: Core,
     pub(super) scheduler: Scheduler,
     pub(super) jobs: BTreeMap<SequenceKey, Job>,
-    shared: Arc<Shared>,
+    pub(super) guides: Option<Arc<GuidePool>>,
+    pub(super) shared: Arc<Shared>,
     limits: ModelLimits,
     commands: VecDeque<Command>,
     expired: Vec<(SequenceKey, Stage)>,
@@ -48,7 +50,12 @@ pub(super) struct Loop {
 }
 
 impl Loop {
-    pub(super) fn new(config: DecodeConfig, parts: DecodeParts, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(
+        config: DecodeConfig,
+        parts: DecodeParts,
+        guides: Option<Arc<GuidePool>>,
+        shared: Arc<Shared>,
+    ) -> Self {
         let model = parts.engine.config();
         let limits = ModelLimits { vocabulary: model.vocab, context_tokens_max: model.context };
         let scheduler = Scheduler::new(SchedulerLimits {
@@ -66,6 +73,7 @@ impl Loop {
             core,
             scheduler,
             jobs: BTreeMap::new(),
+            guides,
             shared,
             limits,
             commands: VecDeque::new(),
@@ -100,6 +108,7 @@ impl Loop {
             self.begin_start(key, now);
         }
         self.advance_starts(now);
+        self.draw_held();
         let computed = self.compute();
         if computed.is_none() {
             self.core.rates.waited();
@@ -137,7 +146,7 @@ impl Loop {
     }
 
     fn accept(&mut self, submission: Submission) {
-        let Submission { key, request, mut sink } = submission;
+        let Submission { key, request, mut sink, guide } = submission;
         let refused = match examine(&request, self.limits) {
             Verdict::Refused(error) => error,
             Verdict::Over(reason) => {
@@ -158,7 +167,7 @@ impl Loop {
                 match queued {
                     Ok(tokens_max) => {
                         self.core.stats.requests += 1;
-                        self.jobs.insert(key, Job::new(request, sink, tokens_max));
+                        self.jobs.insert(key, Job::new(request, sink, guide, tokens_max));
                         return;
                     }
                     Err(error) => error,
@@ -197,7 +206,9 @@ impl Loop {
             Some(JobState::Waiting | JobState::Active(_)) | None => None,
         };
         match (note, start) {
-            (Note::Located(event), Some(start)) => start.located(operation, Some(event)),
+            (Note::Located(event), Some(start)) => {
+                start.located(&mut self.core, operation, Some(event));
+            }
             (Note::Read(done), Some(start)) => {
                 if let Some((wanted, slot)) = start.reads.done(&mut self.core, operation, done, now)
                 {
@@ -206,7 +217,7 @@ impl Loop {
             }
             (Note::Prefill(event), Some(start)) => start.prefill_event(operation, event, now),
             (Note::Over, Some(start)) => match kind {
-                Kind::Locate => start.located(operation, None),
+                Kind::Locate => start.located(&mut self.core, operation, None),
                 Kind::Prefill => start.prefill_over(operation, now),
                 Kind::Read => start.reads.over(&mut self.core, operation, now),
             },
@@ -287,6 +298,8 @@ impl Loop {
         let job = self.jobs.get_mut(&key).expect("a live sequence has a job");
         tracing::debug!(id = %job.request.id, tokens = job.ids.len(), "a sequence gives way");
         let state = std::mem::replace(&mut job.state, JobState::Waiting);
+        // The row is computed again, with the same logits.
+        job.held = Vec::new();
         if let JobState::Active(active) = &state {
             active.publish_last(&mut self.core, &job.chain);
         }

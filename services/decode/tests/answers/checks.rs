@@ -10,7 +10,8 @@ use shared::{
 use crate::reference::{Reference, bytes};
 use crate::rig::{Answer, Rig, RigOptions, prompt, request, root};
 
-pub(crate) const SAMPLED: Sampling = Sampling { temperature: 0.8, top_p: 0.95, seed: 42 };
+pub(crate) const SAMPLED: Sampling =
+    Sampling { temperature: 0.8, top_p: 0.95, seed: 42, ..Sampling::GREEDY };
 
 /// The answer must be the reference's, and so must every block of it that the worker's pool holds.
 pub(crate) fn check(rig: &Rig, asked: &DecodeRequest, answer: &Answer) -> Reference {

@@ -62,7 +62,7 @@ fn run(
         }
         match pending.next() {
             DecodeEvent::Started(report) => started = report.exact,
-            DecodeEvent::Token(token) => tokens.push(token),
+            DecodeEvent::Token(token, _) => tokens.push(token),
             DecodeEvent::Finished(reason) => break Some(reason),
             DecodeEvent::Failed(error) => panic!("{leg:?}: {error}"),
         }

@@ -81,7 +81,7 @@ fn deadlines_end_requests_wherever_they_are() {
     assert_eq!(queued.answer().end, Err(ServeError::DeadlineExceeded { stage: "queued" }));
     loop {
         match running.next() {
-            DecodeEvent::Token(_) => (),
+            DecodeEvent::Token(..) => (),
             last => {
                 let stage = "decoding";
                 let expected = ServeError::DeadlineExceeded { stage };

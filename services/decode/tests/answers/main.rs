@@ -9,6 +9,8 @@ mod checks;
 #[cfg(test)]
 mod failures;
 #[cfg(test)]
+mod grammar;
+#[cfg(test)]
 mod legs;
 #[cfg(test)]
 mod limits;

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use decode::{DecodeConfig, DecodeParts, DecodeWorker};
-use engine::{Arithmetic, Checkpoint, Engine, EngineOptions, KvSlab, Part};
+use engine::{Arithmetic, Checkpoint, Engine, EngineOptions, GrammarCompiler, KvSlab, Part};
 use kvstore::{
     HostTier, HostTierConfig, HostWiring, LocalTransport, LocalTransportConfig, NoStore, Pool,
     PoolConfig, Transport,
@@ -56,6 +56,7 @@ pub(crate) struct RigOptions {
     pub(crate) slots: u32,
     pub(crate) prefills: u32,
     pub(crate) store: StoreKind,
+    pub(crate) grammars: Option<Arc<GrammarCompiler>>,
 }
 
 impl Default for RigOptions {
@@ -65,6 +66,7 @@ impl Default for RigOptions {
             slots: 64,
             prefills: 0,
             store: StoreKind::None,
+            grammars: None,
         }
     }
 }
@@ -103,6 +105,7 @@ pub(crate) fn parts(engine: &Arc<Engine>, slots: u32) -> DecodeParts {
         transport: Arc::new(LocalTransport::start(LocalTransportConfig { queue_max: 64 }).unwrap()),
         store: Arc::new(NoStore),
         prefill: Arc::new(Doubles(Vec::new())),
+        grammars: None,
         clock: Arc::new(ManualClock::new()),
         events: Box::new(|_| Flow::Open),
     }
@@ -128,6 +131,7 @@ impl Rig {
             StoreKind::Host => start_store(engine, &transport, &clock),
             StoreKind::Silent(store) => store,
         };
+        parts.grammars = options.grammars;
         parts.transport = transport;
         parts.clock = Arc::clone(&clock) as Arc<dyn Clock>;
         parts.events = Box::new(move |event| {
@@ -250,7 +254,7 @@ impl Pending {
                     assert!(answer.tokens.is_empty() && answer.report.is_none());
                     answer.report = Some(report);
                 }
-                DecodeEvent::Token(token) => {
+                DecodeEvent::Token(token, _) => {
                     assert!(answer.report.is_some(), "started comes first");
                     answer.tokens.push(token);
                 }
@@ -302,6 +306,9 @@ pub(crate) fn with_lineage(prompt: &[TokenId], tokens: u32, lineage: Lineage) ->
         names: Arc::from(block_names(&root(lineage), prompt)),
         lineage,
         sampling: Sampling::GREEDY,
+        logit_bias: Arc::from([]),
+        logprobs: None,
+        constraint: None,
         stop_ids: Vec::new(),
         output_tokens_max: tokens,
         prefill: None,

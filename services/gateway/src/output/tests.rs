@@ -1,22 +1,7 @@
-use std::sync::Arc;
+use shared::{TokenId, TokenLogprobs};
 
-use deepseek_recipe::stream::{
-    ChunkGenerator, InferenceChunk, InferenceFinishReason, OutputChunk, ParsingOptions,
-    StreamProcessor, ThinkingInitialStage,
-};
-use futures::StreamExt;
-use shared::TokenId;
-use tokenizers::Tokenizer;
-
-use super::{Delta, OutputParser, OutputStart, Progress};
-use crate::vocabulary::Vocabulary;
-use crate::vocabulary::tests::seedling;
-
-struct Case {
-    text: &'static str,
-    start: OutputStart,
-    stops: &'static [&'static str],
-}
+use super::bench::{Bench, Case, Said};
+use super::{Delta, OutputStart, Progress, Scored};
 
 const fn case(text: &'static str, start: OutputStart, stops: &'static [&'static str]) -> Case {
     Case { text, start, stops }
@@ -50,121 +35,14 @@ const CASES: &[Case] = &[
     case("", OutputStart::Reasoning, &[]),
 ];
 
-const MARKS: [&str; 4] = ["</think>", "<｜box｜>", "<｜/box｜>", "<｜ref｜>"];
-
-struct Bench {
-    tokenizer: Tokenizer,
-    plain: Tokenizer,
-    vocabulary: Arc<Vocabulary>,
-}
-
-impl Bench {
-    fn new() -> Self {
-        let (tokenizer, vocabulary) = seedling();
-        let mut plain = tokenizer.clone();
-        plain.with_added_vocabulary(tokenizers::AddedVocabulary::new());
-        Self { tokenizer, plain, vocabulary: Arc::new(vocabulary) }
-    }
-
-    /// One token per byte of text, so that every character is split at every place.
-    fn byte_tokens(&self, text: &str) -> Vec<u32> {
-        let mut ids = Vec::new();
-        let mut rest = text;
-        while !rest.is_empty() {
-            if let Some(mark) = MARKS.iter().find(|mark| rest.starts_with(**mark)) {
-                ids.push(self.vocabulary.control(mark).unwrap().0);
-                rest = &rest[mark.len()..];
-                continue;
-            }
-            let next = rest.chars().next().unwrap().len_utf8();
-            for byte in rest[..next].bytes() {
-                ids.push(self.byte_token(byte));
-            }
-            rest = &rest[next..];
-        }
-        ids
-    }
-
-    fn byte_token(&self, byte: u8) -> u32 {
-        let wanted = super::TokenText::Bytes(Box::new([byte]));
-        (0..4_096).find(|id| *self.vocabulary.text(TokenId(*id)) == wanted).unwrap()
-    }
-
-    /// The usual tokens, with the text cut at one more place.
-    fn cut_tokens(&self, text: &str, cut: usize) -> Vec<u32> {
-        let mut ids = Vec::new();
-        for part in [&text[..cut], &text[cut..]] {
-            ids.extend_from_slice(self.tokenizer.encode(part, false).unwrap().get_ids());
-        }
-        ids
-    }
-
-    fn ours(&self, ids: &[u32], case: &Case) -> Delta {
-        let stops: Vec<String> = case.stops.iter().map(|stop| (*stop).into()).collect();
-        let mut parser = OutputParser::new(Arc::clone(&self.vocabulary), case.start, &stops);
-        let mut delta = Delta::default();
-        for id in ids {
-            if parser.push(TokenId(*id), &mut delta) == Progress::StopString {
-                break;
-            }
-        }
-        parser.finish(&mut delta);
-        delta
-    }
-
-    fn oracle(&self, chunks: &[&[u32]], case: &Case) -> Delta {
-        let options = ParsingOptions {
-            parse_tool_calls: false,
-            stop_sequences: case.stops.iter().map(|stop| (*stop).into()).collect(),
-            thinking_initial_stage: match case.start {
-                OutputStart::Reasoning => Some(ThinkingInitialStage::ReasoningStart),
-                OutputStart::ReasoningContinued => {
-                    Some(ThinkingInitialStage::ReasoningContinuation)
-                }
-                OutputStart::Content => None,
-                OutputStart::ContentContinued => Some(ThinkingInitialStage::ContentContinuation),
-            },
-            ..ParsingOptions::default()
-        };
-        let mut input: Vec<InferenceChunk> = chunks
-            .iter()
-            .map(|ids| InferenceChunk::Tokens { token_ids: ids.to_vec(), logprobs: None })
-            .collect();
-        input.push(InferenceChunk::Finish { finish_reason: InferenceFinishReason::Stop });
-        let stream = StreamProcessor::new(Passthrough, options)
-            .with_tokenizer(self.tokenizer.clone())
-            .into_protocol_stream(futures::stream::iter(input));
-        let output: Vec<_> = futures::executor::block_on(stream.collect());
-        let mut delta = Delta::default();
-        for chunk in output {
-            match chunk.unwrap() {
-                OutputChunk::Content { content, .. } => delta.content.push_str(&content),
-                OutputChunk::Reasoning { content, .. } => delta.reasoning.push_str(&content),
-                _ => {}
-            }
-        }
-        delta
-    }
-}
-
-struct Passthrough;
-
-impl ChunkGenerator for Passthrough {
-    type Chunk = OutputChunk;
-
-    async fn generate(&mut self, chunk: OutputChunk) -> Vec<OutputChunk> {
-        vec![chunk]
-    }
-}
-
 #[test]
 fn agrees_with_the_oracle_when_every_byte_is_a_token() {
     let bench = Bench::new();
     for case in CASES {
         let ids = bench.byte_tokens(case.text);
-        let ours = bench.ours(&ids, case);
+        let ours = bench.ours(&ids, case, false);
         let one_by_one: Vec<&[u32]> = ids.chunks(1).collect();
-        assert_eq!(ours, bench.oracle(&one_by_one, case), "{:?}", case.text);
+        assert_eq!(ours, bench.oracle(&one_by_one, case, false), "{:?}", case.text);
     }
 }
 
@@ -175,12 +53,17 @@ fn agrees_with_the_oracle_at_every_split_point() {
         for cut in (0..=case.text.len()).filter(|cut| case.text.is_char_boundary(*cut)) {
             // Inside a mark the cut makes it plain text, for both sides alike.
             let ids = bench.cut_tokens(case.text, cut);
-            let ours = bench.ours(&ids, case);
+            let ours = bench.ours(&ids, case, false);
             let one_by_one: Vec<&[u32]> = ids.chunks(1).collect();
-            assert_eq!(ours, bench.oracle(&one_by_one, case), "{:?} at {cut}", case.text);
+            assert_eq!(ours, bench.oracle(&one_by_one, case, false), "{:?} at {cut}", case.text);
             let middle = ids.len() / 2;
             let halves = [&ids[..middle], &ids[middle..]];
-            assert_eq!(ours, bench.oracle(&halves, case), "{:?} at {cut}, halves", case.text);
+            assert_eq!(
+                ours,
+                bench.oracle(&halves, case, false),
+                "{:?} at {cut}, halves",
+                case.text
+            );
         }
     }
 }
@@ -207,12 +90,12 @@ fn random_bytes_agree_with_the_oracle() {
         let case = Case { text: "", start: starts[round % 3], stops: stops[round / 3 % 3] };
         let one_by_one: Vec<&[u32]> = ids.chunks(1).collect();
         // The oracle keeps a broken byte at the very end back for ever, ours is shown once it is known to be broken.
-        let whole = |delta: Delta| {
+        let whole = |said: Said| {
             let cut = |text: String| text.trim_end_matches('\u{fffd}').to_owned();
-            (cut(delta.reasoning), cut(delta.content))
+            (cut(said.reasoning), cut(said.content))
         };
-        let oracle = whole(bench.oracle(&one_by_one, &case));
-        assert_eq!(whole(bench.ours(&ids, &case)), oracle, "round {round}");
+        let oracle = whole(bench.oracle(&one_by_one, &case, false));
+        assert_eq!(whole(bench.ours(&ids, &case, false)), oracle, "round {round}");
     }
 }
 
@@ -222,22 +105,22 @@ fn control_tokens_are_hidden_where_the_oracle_spells_them() {
     let text = "a<｜User｜>b<think>c｜DSML｜d<｜end▁of▁sentence｜>";
     let ids = bench.tokenizer.encode(text, false).unwrap().get_ids().to_vec();
     let case = Case { text: "", start: OutputStart::Content, stops: &[] };
-    assert_eq!(bench.ours(&ids, &case).content, "abcd");
-    assert_eq!(bench.oracle(&[&ids], &case).content, text, "the divergence is deliberate");
+    assert_eq!(bench.ours(&ids, &case, false).content, "abcd");
+    assert_eq!(bench.oracle(&[&ids], &case, false).content, text, "the divergence is deliberate");
     let spelled = bench.plain.encode(text, false).unwrap().get_ids().to_vec();
-    assert_eq!(bench.ours(&spelled, &case).content, text, "spelled out, it is text");
+    assert_eq!(bench.ours(&spelled, &case, false).content, text, "spelled out, it is text");
 }
 
 #[test]
 fn text_is_shown_as_soon_as_it_is_safe() {
     let bench = Bench::new();
-    let stops = ["STOP".into()];
-    let mut parser = OutputParser::new(Arc::clone(&bench.vocabulary), OutputStart::Content, &stops);
+    let case = Case { text: "", start: OutputStart::Content, stops: &["STOP"] };
+    let mut parser = bench.reading(&case, false);
     let mut shown = Vec::new();
     for id in bench.byte_tokens("a é STO!") {
         let mut delta = Delta::default();
         assert_eq!(parser.push(TokenId(id), &mut delta), Progress::Continues);
-        shown.push(delta.content);
+        shown.push(Said::of(&delta).content);
     }
     assert_eq!(shown, ["a", " ", "", "é", " ", "", "", "", "STO!"]);
 }
@@ -245,9 +128,50 @@ fn text_is_shown_as_soon_as_it_is_safe() {
 #[test]
 fn reasoning_tokens_end_with_the_mark() {
     let bench = Bench::new();
-    let mut parser = OutputParser::new(Arc::clone(&bench.vocabulary), OutputStart::Reasoning, &[]);
+    let case = Case { text: "", start: OutputStart::Reasoning, stops: &[] };
+    let mut parser = bench.reading(&case, false);
     for id in bench.byte_tokens("abc</think>de") {
         assert_eq!(parser.push(TokenId(id), &mut Delta::default()), Progress::Continues);
     }
     assert_eq!(parser.reasoning_tokens(), 3);
+}
+
+/// Behaviour 12: the bytes of the tokens told, joined, are the text, however it was held back.
+#[test]
+fn scored_tokens_join_to_the_text_that_was_shown() {
+    let bench = Bench::new();
+    let cases = [
+        ("a \u{1f92d}é STO b<\n\n<c", OutputStart::Content, "", true),
+        ("think\n\n</think>\n\nanswer STOP rest", OutputStart::Reasoning, "think", true),
+        ("x\n\n<｜DSML｜ calls>", OutputStart::Content, "", true),
+        ("", OutputStart::Content, "", false),
+    ];
+    for (text, start, reasoning, calls) in cases {
+        let case = Case { text: "", start, stops: &["STOP"] };
+        let mut parser = bench.reading(&case, calls);
+        let mut delta = Delta::default();
+        for id in bench.byte_tokens(text) {
+            let id = TokenId(id);
+            let scores = Box::new(TokenLogprobs { logprob: -1.0, top: Vec::new() });
+            let mut new = Delta::default();
+            let progress = parser.push_scored(id, Some(Scored { id, scores }), &mut new);
+            delta.append(new);
+            if progress == Progress::StopString {
+                break;
+            }
+        }
+        parser.finish(&mut delta);
+        let joined = |scored: &[Scored]| {
+            let bytes: Vec<u8> = scored
+                .iter()
+                .flat_map(|token| bench.vocabulary.bytes(token.id).unwrap())
+                .copied()
+                .collect();
+            String::from_utf8(bytes).unwrap()
+        };
+        let said = Said::of(&delta);
+        assert_eq!(joined(&delta.content_scores), said.content, "{text}");
+        assert_eq!(joined(&delta.reasoning_scores), reasoning, "{text}");
+        assert_eq!(said.reasoning, reasoning, "{text}");
+    }
 }

@@ -1,20 +1,33 @@
+use std::cell::Cell;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use shared::{
-    Lineage, Numerics, Priority, RequestId, TenantId, TokenId, TraceContext, block_names,
+    Lineage, Numerics, Priority, RequestId, SessionKey, TenantId, Timestamp, TokenId, TraceContext,
+    block_names,
 };
 use tokenizers::Tokenizer;
 
-use super::{Asked, Prepared, Prompter};
+use super::{Asked, Incoming, Plan, Prepared, Prompter};
+use crate::call::{Call, Caller};
 use crate::config::{GatewayConfig, ServedModel};
 use crate::error::ApiError;
+use crate::limits::RateLimits;
 use crate::output::OutputStart;
+use crate::request::{Memory, Protocol};
 use crate::vocabulary::tests::{seedling, seedling_path};
 
-const PLAIN: Asked = Asked { trace: TraceContext::NONE, priority: Priority::Normal, session: None };
+fn asked_by(tenant: &str) -> Asked {
+    let caller = Caller::anybody(&TenantId(tenant.into()), RateLimits::default());
+    Asked {
+        call: Arc::new(Call::new(caller, Timestamp(0))),
+        trace: TraceContext::NONE,
+        priority: Priority::Normal,
+        session: None,
+    }
+}
 
-fn prompter(token_cache_bytes_max: usize) -> Prompter {
+pub(super) fn prompter(token_cache_bytes_max: usize) -> Prompter {
     let config = GatewayConfig { token_cache_bytes_max, ..GatewayConfig::default() };
     let model = ServedModel {
         names: vec!["seedling".into()],
@@ -38,8 +51,39 @@ fn body(change: &Value) -> Vec<u8> {
     serde_json::to_vec(&body).unwrap()
 }
 
-fn prepare(prompter: &Prompter, change: &Value) -> Result<Prepared, ApiError> {
-    prompter.prepare(RequestId(5), PLAIN, &body(change))
+struct Nothing;
+
+impl Memory for Nothing {
+    fn items(&self, _id: &str) -> Option<Vec<Value>> {
+        None
+    }
+}
+
+/// The plan for a request of any protocol; its runs have ids from `first` on.
+pub(super) fn plan(
+    prompter: &Prompter,
+    protocol: Protocol,
+    first: u128,
+    change: &Value,
+) -> Result<Plan, ApiError> {
+    plan_for(prompter, (protocol, first), asked_by("default"), change)
+}
+
+fn plan_for(
+    prompter: &Prompter,
+    (protocol, first): (Protocol, u128),
+    asked: Asked,
+    change: &Value,
+) -> Result<Plan, ApiError> {
+    let next = Cell::new(first);
+    let next_id = || RequestId(next.replace(next.get().wrapping_add(1)));
+    let body = body(change);
+    let (memory, next_id) = (&Nothing, &next_id);
+    prompter.prepare(&Incoming { protocol, asked, body: &body, memory, next_id })
+}
+
+fn prepare(prompter: &Prompter, change: &Value) -> Result<Arc<Prepared>, ApiError> {
+    plan(prompter, Protocol::Chat, 5, change).map(|plan| Arc::clone(&plan.runs[0]))
 }
 
 fn text(tokenizer: &Tokenizer, prepared: &Prepared) -> String {
@@ -283,8 +327,7 @@ fn sampling_follows_the_rules_of_each_mode() {
 fn a_missing_seed_is_the_requests_own() {
     let prompter = prompter(1 << 20);
     let seed = |id: u128, change: &Value| {
-        let prepared = prompter.prepare(RequestId(id), PLAIN, &body(change)).ok().unwrap();
-        prepared.sampling.seed
+        plan(&prompter, Protocol::Chat, id, change).ok().unwrap().runs[0].sampling.seed
     };
     let without = json!({"messages": [{"role": "user", "content": "hi"}]});
     assert_eq!(seed(u128::MAX, &without), i64::MAX.unsigned_abs());
@@ -344,7 +387,7 @@ fn a_prefix_turn_continues_where_it_left_off() {
         let kind = if thinking { "enabled" } else { "disabled" };
         let messages = json!([{"role": "user", "content": "Q"}, message]);
         let change = json!({"messages": messages, "thinking": {"type": kind}});
-        prepare(&prompter, &change).ok().unwrap().start
+        prepare(&prompter, &change).ok().unwrap().reading.start
     };
     let answer = json!({"role": "assistant", "content": "Sure,", "prefix": true});
     let thought =
@@ -369,4 +412,146 @@ fn rules_of_the_crate_become_client_errors() {
         assert_eq!(error.status.as_u16(), 400);
         assert!(!error.message.contains('\n'));
     }
+}
+
+#[test]
+fn an_effort_in_numbers_is_stated_as_it_is() {
+    let (tokenizer, _) = seedling();
+    let prompter = prompter(1 << 20);
+    for (number, tools) in [(1, false), (50, true), (7, true), (100, false)] {
+        let mut change = json!({"messages": [{"role": "user", "content": "Hello"}],
+            "reasoning_effort": number});
+        if tools {
+            change["tools"] = json!([{"type": "function", "function": {"name": "f"}}]);
+        }
+        let text = text(&tokenizer, &prepare(&prompter, &change).ok().unwrap());
+        let head = format!("<｜begin▁of▁sentence｜><｜System｜>{}", effort(number));
+        assert!(text.starts_with(&head), "{text}");
+        assert!(text.ends_with("<｜User｜>Hello<｜Assistant｜><think>"), "{text}");
+    }
+}
+
+#[test]
+fn a_forced_call_opens_its_block_unless_there_is_thinking() {
+    let (tokenizer, _) = seedling();
+    let prompter = prompter(1 << 20);
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let named = json!({"type": "function", "function": {"name": "g"}});
+    let cases = [
+        (json!("auto"), "disabled", OutputStart::Content, true),
+        (json!("required"), "disabled", OutputStart::Calls, true),
+        (json!("required"), "enabled", OutputStart::Reasoning, true),
+        (named, "disabled", OutputStart::Calls, false),
+        (json!("none"), "disabled", OutputStart::Content, false),
+    ];
+    for (choice, thinking, start, shows_f) in cases {
+        let change = json!({"messages": [{"role": "user", "content": "Q"}], "tool_choice": choice,
+            "tools": [tool("f"), tool("g")], "thinking": {"type": thinking}});
+        let prepared = prepare(&prompter, &change).ok().unwrap();
+        let text = text(&tokenizer, &prepared);
+        assert_eq!(prepared.reading.start, start, "{change}");
+        assert_eq!(text.contains("\"name\": \"f\""), shows_f, "{change}");
+        assert_eq!(text.ends_with("<｜DSML｜ calls>\n"), start == OutputStart::Calls, "{change}");
+        assert_eq!(prepared.reading.calls, choice != "none");
+    }
+}
+
+#[test]
+fn several_answers_share_a_prompt_and_have_seeds_of_their_own() {
+    let prompter = prompter(1 << 20);
+    let ask = |n: u32| {
+        let change = json!({"messages": [{"role": "user", "content": "Q"}], "n": n, "seed": 7});
+        plan(&prompter, Protocol::Chat, 9, &change).ok().unwrap()
+    };
+    let (one, three) = (ask(1), ask(3));
+    assert_eq!(three.runs.len(), 3);
+    assert_eq!(three.runs[0].sampling.seed, 7);
+    let seeds: Vec<u64> = three.runs.iter().map(|run| run.sampling.seed).collect();
+    assert!(seeds[1] != 7 && seeds[1] != seeds[2] && seeds.iter().all(|seed| *seed < 1 << 63));
+    assert_eq!(ask(2).runs[1].sampling.seed, seeds[1], "whatever else is asked for");
+    assert!(three.runs.iter().all(|run| run.prompt == one.runs[0].prompt));
+    let ids: Vec<u128> = three.runs.iter().map(|run| run.id.0).collect();
+    assert_eq!(ids, [9, 10, 11]);
+    let many = json!({"prompt": vec!["a"; 33], "n": 2});
+    let Err(error) = plan(&prompter, Protocol::Completions, 0, &many) else { panic!() };
+    assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("n")));
+}
+
+#[test]
+fn plain_prompts_and_holes_are_rendered_without_a_template() {
+    let (tokenizer, _) = seedling();
+    let prompter = prompter(1 << 20);
+    let ask = |change: Value| {
+        let plan = plan(&prompter, Protocol::Completions, 0, &change).ok().unwrap();
+        plan.runs.iter().map(|run| text(&tokenizer, run)).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(json!({"prompt": "a <｜User｜>"})), ["<｜begin▁of▁sentence｜>a <｜User｜>"]);
+    assert_eq!(
+        ask(json!({"prompt": "def f(", "suffix": "  return"})),
+        ["<｜begin▁of▁sentence｜><｜fim▁begin｜>def f(<｜fim▁hole｜>  return<｜fim▁end｜>"]
+    );
+    assert_eq!(ask(json!({"prompt": ["a", "b"]})).len(), 2);
+    assert_eq!(ask(json!({"prompt": [0, 4043]})), ["<｜begin▁of▁sentence｜><｜User｜>"]);
+    let typed = plan(&prompter, Protocol::Completions, 0, &json!({"prompt": "<｜User｜>"}));
+    assert!(!typed.ok().unwrap().runs[0].prompt.contains(&TokenId(4043)), "typed, it is text");
+    let unknown = json!({"prompt": [999_999]});
+    assert!(plan(&prompter, Protocol::Completions, 0, &unknown).is_err());
+}
+
+#[test]
+fn counted_tokens_are_those_of_the_prompt() {
+    let prompter = prompter(1 << 20);
+    let tools = json!([{"name": "f", "description": "d", "input_schema": {"type": "object"}}]);
+    for change in [
+        json!({"messages": [{"role": "user", "content": "hi"}]}),
+        json!({"messages": [{"role": "user", "content": "hi"}], "system": "Be brief.", "tools": tools,
+            "tool_choice": {"type": "any"}, "thinking": {"type": "disabled"}}),
+        json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}],
+            "thinking": {"type": "disabled"}, "output_config": {"effort": 30}}),
+    ] {
+        let counted = prompter.count(&body(&change)).ok().unwrap();
+        let mut change = change.clone();
+        change["max_tokens"] = 5.into();
+        let plan = plan(&prompter, Protocol::Messages, 0, &change).ok().unwrap();
+        assert_eq!(plan.runs[0].prompt_tokens, counted, "{change}");
+    }
+}
+
+#[test]
+fn tenants_users_and_salts_share_no_names() {
+    let prompter = prompter(1 << 20);
+    let text = json!({"messages": [{"role": "user", "content": "word ".repeat(300)}]});
+    let named = |tenant: &str, change: Value| {
+        let mut asked = text.clone();
+        for (name, value) in change.as_object().unwrap() {
+            asked[name] = value.clone();
+        }
+        let plan = plan_for(&prompter, (Protocol::Chat, 5), asked_by(tenant), &asked);
+        plan.ok().unwrap().runs[0].names[0]
+    };
+    let plain = named("acme", json!({}));
+    assert_eq!(named("acme", json!({"prompt_cache_key": "k", "user": "u"})), plain);
+    let others = [
+        named("bolt", json!({})),
+        named("acme", json!({"user_id": "a"})),
+        named("acme", json!({"user_id": "b"})),
+        named("acme", json!({"cache_salt": "a"})),
+    ];
+    for (index, name) in others.iter().enumerate() {
+        assert!(*name != plain && !others[..index].contains(name));
+    }
+}
+
+#[test]
+fn a_cache_key_is_the_session_of_those_who_name_none() {
+    let prompter = prompter(1 << 20);
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "prompt_cache_key": "k"});
+    let tenant = TenantId("acme".into());
+    let of = |session| {
+        let asked = Asked { session, ..asked_by("acme") };
+        plan_for(&prompter, (Protocol::Chat, 5), asked, &body).ok().unwrap().runs[0].session
+    };
+    assert_eq!(of(None), Some(SessionKey::of(&tenant, b"k")));
+    let named = SessionKey::of(&tenant, b"header");
+    assert_eq!(of(Some(named)), Some(named));
 }

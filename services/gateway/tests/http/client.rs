@@ -34,6 +34,13 @@ impl Reply {
         self.text().split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect()
     }
 
+    /// Names and payloads of named events.
+    pub(crate) fn named_events(&self) -> Vec<(&str, Value)> {
+        let events = self.text().split("\n\n").filter_map(|event| event.strip_prefix("event: "));
+        let parts = events.map(|event| event.split_once("\ndata: ").expect("a payload"));
+        parts.map(|(name, data)| (name, serde_json::from_str(data).unwrap())).collect()
+    }
+
     /// The chunks of a complete stream.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
@@ -85,6 +92,10 @@ pub(crate) async fn send(server: SocketAddr, method: &str, path: &str, body: &[u
 
 pub(crate) async fn chat(server: SocketAddr, body: &Value) -> Reply {
     read(open_chat(server, body).await).await
+}
+
+pub(crate) async fn post(server: SocketAddr, path: &str, body: &Value) -> Reply {
+    send(server, "POST", path, body.to_string().as_bytes()).await
 }
 
 fn parse(bytes: &[u8]) -> Reply {

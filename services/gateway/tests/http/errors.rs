@@ -24,12 +24,12 @@ async fn bad_requests_are_refused_and_nothing_is_lost() {
     let cases = [
         (json!({"messages": []}), 400, "invalid_value", json!("messages")),
         (json!({"model": "gpt-4"}), 404, "model_not_found", json!("model")),
-        (json!({"n": 2}), 400, "invalid_value", json!("n")),
+        (json!({"n": 0}), 400, "invalid_value", json!("n")),
         (json!({"temperature": 3}), 400, "invalid_value", json!("temperature")),
         (json!({"top_p": -1}), 400, "invalid_value", json!("top_p")),
         (json!({"max_tokens": 0}), 400, "invalid_value", json!("max_tokens")),
         (json!({"stop": [""]}), 400, "invalid_value", json!("stop")),
-        (json!({"logprobs": true}), 400, "unsupported", json!("logprobs")),
+        (json!({"functions": [{}]}), 400, "unsupported", json!("functions")),
         (json!({"stream_options": {}}), 400, "invalid_value", json!("stream_options")),
         (
             json!({"messages": [{"role": "user", "content": long}]}),
@@ -104,7 +104,7 @@ async fn wrong_paths_and_methods_have_the_same_shape() {
         ("GET", "/v1/chat/completions", 405),
         ("POST", "/v1/models", 405),
         ("GET", "/", 404),
-        ("POST", "/v1/completions", 404),
+        ("POST", "/v1/embeddings", 404),
         ("GET", "/metrics", 404),
     ] {
         let reply = send(house.public, method, path, b"").await;

@@ -1,6 +1,7 @@
 //! Pools, placement and workers in the Prometheus text format.
 
 mod disk;
+mod grammars;
 mod objects;
 mod repairs;
 mod routing;
@@ -13,6 +14,8 @@ use prefill::PrefillStats;
 use router::RouterSnapshot;
 use shared::Tier;
 
+pub(crate) use grammars::grammars;
+
 use crate::explain::AccuracyFigures;
 use crate::roles::stores::StoresStats;
 use crate::wiring::{Cluster, NamedPool};
@@ -21,8 +24,9 @@ use crate::wiring::{Cluster, NamedPool};
 pub(super) fn write(cluster: &Cluster, text: &mut String) {
     let placement = cluster.placement();
     router(&placement.snapshot(), placement.events_lost(), text);
-    prediction(&cluster.routing().outcomes.figures(), text);
+    prediction(&cluster.routing().predictions.figures(), text);
     decode(&cluster.decode().stats(), text);
+    grammars(&cluster.decode().guide_stats(), text);
     prefill(&cluster.prefill().stats(), text);
     store(&cluster.store().stats(), text);
 }
@@ -226,6 +230,11 @@ pub(crate) fn decode(stats: &DecodeStats, text: &mut String) {
                 "kvasir_decode_offers_withdrawn_total",
                 "Offers that the store did not answer in time",
                 stats.offers_withdrawn,
+            ),
+            (
+                "kvasir_decode_rows_held_total",
+                "Rows whose token waited for its grammar",
+                stats.rows_held,
             ),
         ],
     );

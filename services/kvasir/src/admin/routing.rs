@@ -1,19 +1,21 @@
 //! `GET /debug/routing` and `GET /debug/routing/{id}`: why requests went where they went, and what became of it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
-use router::{Candidate, Cost, DecisionRecord, PrefillCandidate, Router, RouterSnapshot};
+use router::{
+    Candidate, Cost, DecisionRecord, EndOutcome, PrefillCandidate, RateSnapshot, Router,
+    RouterSnapshot, StartOutcome,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use shared::{RequestId, Timestamp, WorkerRank};
 
 use super::Operated;
-use crate::explain::{Outcome, Outcomes, Sums};
+use crate::explain::{Predictions, Sums};
 use crate::wiring::parts::Placement;
 
 /// Decisions told when the question does not say how many.
@@ -25,8 +27,13 @@ const LAST_MAX: usize = 1_024;
 #[derive(Clone)]
 pub(crate) struct Routing {
     pub(crate) thread: Arc<Placement>,
-    pub(crate) outcomes: Arc<Outcomes>,
+    pub(crate) predictions: Arc<Predictions>,
+    /// Finds a worker by its name.
+    pub(crate) worker: WorkerByName,
 }
+
+/// Finds a worker by its name in the configuration.
+pub(crate) type WorkerByName = Arc<dyn Fn(&str) -> Option<WorkerRank> + Send + Sync>;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -52,8 +59,7 @@ pub(super) async fn last(
         Ok(seen) => seen,
         Err(response) => return *response,
     };
-    let outcomes = keyed(routing.outcomes.last(LAST_MAX));
-    let figures = routing.outcomes.figures();
+    let figures = routing.predictions.figures();
     let sums = |sums: Sums| {
         json!({
             "starts": sums.starts,
@@ -66,7 +72,7 @@ pub(super) async fn last(
     let peers = seen.snapshot.peers;
     let value = json!({
         "prediction": {
-            "total": sums(figures.totals),
+            "total": sums(seen.snapshot.predictions.into()),
             "window": sums(figures.window),
             "alarm": figures.alarm,
         },
@@ -74,7 +80,7 @@ pub(super) async fn last(
         "routers": {"heard": peers.routers, "reservations": peers.reservations},
         "waiting": seen.snapshot.waiting,
         "running": seen.snapshot.running,
-        "decisions": decisions(&seen, &outcomes),
+        "decisions": decisions(&seen),
     });
     Json(value).into_response()
 }
@@ -88,7 +94,7 @@ pub(super) async fn of(State(operated): State<Operated>, Path(id): Path<String>)
     let look = move |router: &Router| {
         router.decisions().filter(|record| record.id == id).cloned().collect()
     };
-    let (routing, seen) = match seen(&operated, look).await {
+    let (_, seen) = match seen(&operated, look).await {
         Ok(seen) => seen,
         Err(response) => return *response,
     };
@@ -96,8 +102,7 @@ pub(super) async fn of(State(operated): State<Operated>, Path(id): Path<String>)
         let text = "no decision about this request is kept; [router.records] decisions_max says how many are\n";
         return (StatusCode::NOT_FOUND, text).into_response();
     }
-    let outcomes = keyed(routing.outcomes.of(id));
-    Json(decisions(&seen, &outcomes)).into_response()
+    Json(decisions(&seen)).into_response()
 }
 
 /// Asks the placement thread. The error is the answer to the operator.
@@ -122,23 +127,11 @@ async fn seen(
     Ok((routing, seen))
 }
 
-type Key = (RequestId, Timestamp, WorkerRank);
-
-fn keyed(outcomes: Vec<Outcome>) -> HashMap<Key, Outcome> {
-    let keyed =
-        outcomes.into_iter().map(|outcome| ((outcome.id, outcome.at, outcome.decode), outcome));
-    keyed.collect()
+fn decisions(seen: &Seen) -> Value {
+    Value::Array(seen.records.iter().map(|record| decision(record, seen.now)).collect())
 }
 
-fn decisions(seen: &Seen, outcomes: &HashMap<Key, Outcome>) -> Value {
-    let told = seen.records.iter().map(|record| {
-        let outcome = outcomes.get(&(record.id, record.at, record.chosen.decode));
-        decision(record, outcome, seen.now)
-    });
-    Value::Array(told.collect())
-}
-
-fn decision(record: &DecisionRecord, outcome: Option<&Outcome>, now: Timestamp) -> Value {
+fn decision(record: &DecisionRecord, now: Timestamp) -> Value {
     let considered = &record.considered;
     let decodes: Vec<Value> = considered.decode.iter().map(candidate).collect();
     let prefills: Vec<Value> = considered.prefill.iter().map(prefill_candidate).collect();
@@ -163,7 +156,8 @@ fn decision(record: &DecisionRecord, outcome: Option<&Outcome>, now: Timestamp) 
         "decode_candidates": decodes,
         "prefill_candidates": prefills,
         "steered": steered,
-        "outcome": outcome.map(told),
+        "actual_cached_tokens": record.started.map(|started| started.report.cached_tokens),
+        "outcome": outcome(record),
     })
 }
 
@@ -172,6 +166,7 @@ fn candidate(candidate: &Candidate) -> Value {
         "decode": candidate.decode.to_string(),
         "prefill": candidate.prefill.map(|prefill| prefill.to_string()),
         "cached_tokens": candidate.cached_tokens,
+        "expected_tokens": candidate.expected_tokens,
         "requests": candidate.requests,
         "cost_ms": cost(&candidate.cost),
     })
@@ -181,6 +176,7 @@ fn prefill_candidate(candidate: &PrefillCandidate) -> Value {
     json!({
         "prefill": candidate.prefill.to_string(),
         "cached_tokens": candidate.cached_tokens,
+        "expected_tokens": candidate.expected_tokens,
         "requests": candidate.requests,
         "cost_ms": cost(&candidate.cost),
     })
@@ -194,10 +190,12 @@ fn cost(cost: &Cost) -> Value {
     Value::Object(terms)
 }
 
-fn told(outcome: &Outcome) -> Value {
-    let started = outcome.started.as_ref().map(|(report, at)| {
+/// What became of it on its decode worker.
+fn outcome(record: &DecisionRecord) -> Value {
+    let started = record.started.map(|StartOutcome { after, report }| {
         json!({
-            "after_ms": ms(at.since(outcome.at)),
+            "after_ms": ms(after),
+            "expected_after_ms": ms(record.chosen.cost.first_token()),
             "cached_tokens": report.cached_tokens,
             "replayed_tokens": report.replayed_tokens,
             "window_source": report.window_source.as_str(),
@@ -206,9 +204,9 @@ fn told(outcome: &Outcome) -> Value {
             "prefill": report.prefill.map(|prefill| prefill.to_string()),
         })
     });
-    let ended = outcome.ended.as_ref().map(
-        |ended| json!({"how": ended.how, "after_ms": ms(ended.after), "tokens": ended.tokens}),
-    );
+    let ended = record.ended.map(|EndOutcome { after, how }| {
+        json!({"how": how.as_str(), "after_ms": ms(after), "tokens": how.tokens()})
+    });
     json!({"started": started, "ended": ended})
 }
 
@@ -221,6 +219,11 @@ fn workers(snapshot: &RouterSnapshot) -> Value {
                 "rows": load.rows,
                 "rows_per_second": load.rows_per_second,
                 "measured": load.measured,
+                "rates_ms": rates(&load.rates),
+                "breaker": load.life.breaker.as_str(),
+                "wedged": load.life.wedged,
+                "draining_by": load.life.draining.map(|by| by.as_str()),
+                "warming_up": load.life.warming_up,
             })
         });
         json!({
@@ -232,6 +235,20 @@ fn workers(snapshot: &RouterSnapshot) -> Value {
         })
     });
     Value::Array(workers.collect())
+}
+
+/// What a worker is priced with besides its pace, as it measured it or as configured.
+fn rates(rates: &RateSnapshot) -> Value {
+    let &RateSnapshot { step, restore_host, restore_disk, restore_remote, restore_peer, handoff } =
+        rates;
+    json!({
+        "step": ms(step),
+        "restore_host": ms(restore_host),
+        "restore_disk": ms(restore_disk),
+        "restore_remote": ms(restore_remote),
+        "restore_peer": ms(restore_peer),
+        "handoff": ms(handoff),
+    })
 }
 
 /// Milliseconds with three digits behind the point.

@@ -27,7 +27,7 @@ impl DecodeDirectory for Quiet {
 impl Decode for Quiet {
     fn submit(&self, _: DecodeRequest, mut sink: Box<dyn Sink<DecodeEvent>>) -> Ticket {
         for token in 0..3 {
-            assert_eq!(sink.emit(DecodeEvent::Token(shared::TokenId(token))), Flow::Open);
+            assert_eq!(sink.emit(DecodeEvent::Token(shared::TokenId(token), None)), Flow::Open);
         }
         assert_eq!(sink.emit(DecodeEvent::Finished(FinishReason::Stop)), Flow::Open);
         Ticket::empty()
@@ -67,6 +67,9 @@ fn request(recorder: &Arc<Recorder>, id: u128, names: &[BlockName]) {
         names,
         lineage: shared::Lineage::Bounded,
         sampling: shared::Sampling::GREEDY,
+        logit_bias: Arc::from([]),
+        logprobs: None,
+        constraint: None,
         stop_ids: Vec::new(),
         output_tokens_max: 9,
         prefill: None,

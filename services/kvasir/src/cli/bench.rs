@@ -9,7 +9,7 @@ use shared::Clock;
 use super::RoleArgs;
 use crate::bench::ladder::{LadderOptions, describe, run as run_ladder};
 use crate::bench::router::{self, origin};
-use crate::bench::{handoff, store, transport};
+use crate::bench::{gateway, grammar, handoff, store, transport};
 use crate::console::Console;
 use crate::roles;
 use crate::telemetry::LogTap;
@@ -24,8 +24,12 @@ pub(super) enum BenchCommand {
     Store(StoreArgs),
     /// What separate processes cost a cold prompt: one process against four, in turns.
     Handoff(HandoffArgs),
+    /// What the front door costs a request, and whether its memory stays where it is.
+    Gateway(GatewayArgs),
     /// What the way through the router costs a request, beside no router and beside others, in turns.
     Router(RouterArgs),
+    /// What grammars cost: compiling one, and each mask of an answer that follows it.
+    Grammar(GrammarArgs),
     /// A server that answers every chat at once, for `bench router`.
     #[command(hide = true)]
     Origin(OriginArgs),
@@ -50,13 +54,26 @@ impl BenchCommand {
             Self::Transport(args) => transport::run(&args, clock, console).await,
             Self::Store(args) => store::run(&args, clock, console).await,
             Self::Handoff(args) => handoff::run(&args, clock, console).await,
+            Self::Gateway(args) => gateway::run(&args, clock, console).await,
             Self::Router(args) => router::run(&args, clock, console).await,
+            Self::Grammar(args) => grammar::run(&args, clock.as_ref(), console),
             Self::Origin(args) => origin::run(&args.model_name, console).await,
             Self::Decode(args) => {
                 roles::run_unmodelled(&args, tap, Arc::clone(clock), console).await
             }
         }
     }
+}
+
+/// Options of `kvasir bench gateway`.
+#[derive(Clone, Debug, Args)]
+pub struct GatewayArgs {
+    /// The tokenizer.json that prompts are tokenised with.
+    #[arg(long, default_value = "deploy/models/seedling/tokenizer.json")]
+    pub tokenizer: PathBuf,
+    /// Requests of the run that memory is looked at, a multiple of 10.
+    #[arg(long, default_value_t = 100_000)]
+    pub memory_requests: usize,
 }
 
 /// Options of `kvasir bench ladder`.
@@ -116,6 +133,26 @@ pub struct RouterArgs {
     pub peer: Vec<String>,
     /// Rounds after one that warms up.
     #[arg(long, default_value_t = 3)]
+    pub rounds: u32,
+    /// One JSON line instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `kvasir bench grammar`.
+#[derive(Clone, Debug, Args)]
+pub struct GrammarArgs {
+    /// The tokenizer.json of the vocabulary.
+    #[arg(long)]
+    pub tokenizer: PathBuf,
+    /// Tokens of the vocabulary; the default is that of Flash.
+    #[arg(long, default_value_t = 129_280)]
+    pub tokens: usize,
+    /// The token that ends an answer.
+    #[arg(long, default_value_t = 1)]
+    pub end: u32,
+    /// How often each grammar is compiled and followed.
+    #[arg(long, default_value_t = 20)]
     pub rounds: u32,
     /// One JSON line instead of a table.
     #[arg(long)]

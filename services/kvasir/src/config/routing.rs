@@ -40,6 +40,7 @@ pub(super) fn life(mut reader: Reader, config: &mut LifeConfig) -> anyhow::Resul
         open_max,
         wedged_after,
         drain_max,
+        remember,
         warm_up_requests,
         warm_up_percent,
     } = config;
@@ -48,6 +49,7 @@ pub(super) fn life(mut reader: Reader, config: &mut LifeConfig) -> anyhow::Resul
     reader.set_time("open_max_ms", Unit::Milliseconds, open_max)?;
     reader.set_time("wedged_after_ms", Unit::Milliseconds, wedged_after)?;
     reader.set_time("drain_max_s", Unit::Seconds, drain_max)?;
+    reader.set_time("remember_s", Unit::Seconds, remember)?;
     reader.set("warm_up_requests", warm_up_requests)?;
     reader.set("warm_up_percent", warm_up_percent)?;
     reader.finish()

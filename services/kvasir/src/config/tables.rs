@@ -59,6 +59,11 @@ pub(super) fn decode(table: toml::Table, config: &mut DecodeConfig) -> anyhow::R
         offers_max,
         // The same for all workers, in [stores].
         durability: _,
+        grammar_threads,
+        grammar_threads_lost_max,
+        grammar_compile_ms_max,
+        grammar_mask_ms_max,
+        grammar_cache_bytes_max,
         report_interval_ms,
         rows_per_second_initial,
         read_bytes_per_second_initial,
@@ -76,6 +81,11 @@ pub(super) fn decode(table: toml::Table, config: &mut DecodeConfig) -> anyhow::R
     reader.set("prefill_attempts_max", prefill_attempts_max)?;
     reader.set("reads_start_max", reads_start_max)?;
     reader.set("offers_max", offers_max)?;
+    reader.set("grammar_threads", grammar_threads)?;
+    reader.set("grammar_threads_lost_max", grammar_threads_lost_max)?;
+    reader.set("grammar_compile_ms_max", grammar_compile_ms_max)?;
+    reader.set("grammar_mask_ms_max", grammar_mask_ms_max)?;
+    reader.set("grammar_cache_bytes_max", grammar_cache_bytes_max)?;
     reader.set("report_interval_ms", report_interval_ms)?;
     reader.set("rows_per_second_initial", rows_per_second_initial)?;
     reader.set("read_bytes_per_second_initial", read_bytes_per_second_initial)?;

@@ -50,6 +50,11 @@ pub struct EtcdConfig {
     pub certificate_file: PathBuf,
     /// With `certificate_file`: its key, chmod 600.
     pub key_file: PathBuf,
+    /// The user of etcd as whom this process asks, who may read and write below the prefix. Default "": etcd asks for none.
+    /// With `http://` the password goes over the network as it is.
+    pub user: String,
+    /// With `user`: file with the password in one line, chmod 600, relative to the configuration's folder.
+    pub password_file: PathBuf,
 }
 
 /// How the API server is asked, and for what.
@@ -79,6 +84,8 @@ impl Default for EtcdConfig {
             ca_file: PathBuf::new(),
             certificate_file: PathBuf::new(),
             key_file: PathBuf::new(),
+            user: String::new(),
+            password_file: PathBuf::new(),
         }
     }
 }
@@ -101,7 +108,13 @@ impl DiscoveryConfig {
     pub(crate) fn resolve(&mut self, file: &Path) {
         let folder = file.parent().unwrap_or_else(|| Path::new(""));
         let etcd = &mut self.etcd;
-        for path in [&mut etcd.ca_file, &mut etcd.certificate_file, &mut etcd.key_file] {
+        let files = [
+            &mut etcd.ca_file,
+            &mut etcd.certificate_file,
+            &mut etcd.key_file,
+            &mut etcd.password_file,
+        ];
+        for path in files {
             if !path.as_os_str().is_empty() {
                 *path = folder.join(&*path);
             }
@@ -115,8 +128,16 @@ impl DiscoveryConfig {
     /// # Errors
     /// Names the first one that cannot be.
     pub fn check(&self) -> anyhow::Result<()> {
-        let EtcdConfig { endpoints, prefix, lease_s, ca_file, certificate_file, key_file } =
-            &self.etcd;
+        let EtcdConfig {
+            endpoints,
+            prefix,
+            lease_s,
+            ca_file,
+            certificate_file,
+            key_file,
+            user,
+            password_file,
+        } = &self.etcd;
         ensure!(
             (1..=16).contains(&endpoints.len()),
             "discovery.etcd.endpoints has {} entries, expected 1 to 16",
@@ -137,6 +158,10 @@ impl DiscoveryConfig {
         ensure!(
             set(certificate_file) == set(key_file) && (set(ca_file) || !set(certificate_file)),
             "discovery.etcd has some of ca_file, certificate_file and key_file; set all, ca_file alone, or none"
+        );
+        ensure!(
+            user.is_empty() != set(password_file),
+            "discovery.etcd has one of user and password_file; set both or none"
         );
         check_url("discovery.kubernetes.api", &self.kubernetes.api)?;
         ensure!(
@@ -227,6 +252,8 @@ mod tests {
             ("[etcd]\nprefix = \"kvasir\"\n", "discovery.etcd.prefix"),
             ("[etcd]\nlease_s = 1\n", "discovery.etcd.lease_s"),
             ("[etcd]\nkey_file = \"a\"\n", "certificate_file"),
+            ("[etcd]\nuser = \"a\"\n", "password_file"),
+            ("[etcd]\npassword_file = \"a\"\n", "user"),
             ("[etcd]\ncertificate_file = \"a\"\nkey_file = \"b\"\n", "ca_file"),
             ("[kubernetes]\napi = \"k\"\n", "discovery.kubernetes.api"),
             ("[kubernetes]\nrole_label = \"\"\n", "role_label"),

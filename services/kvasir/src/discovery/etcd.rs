@@ -23,6 +23,7 @@ mod generated;
 mod register;
 #[cfg(test)]
 mod tests;
+mod token;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

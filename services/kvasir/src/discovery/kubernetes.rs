@@ -6,10 +6,13 @@
 //!
 //! From an endpoint to members: the role is a label of the slice, the name is the pod's, the id follows from role and ordinal
 //! ([`slices::id`]), the ports are those named `control` and `data` (`control-1` and `data-1` for a second rank, which is a
-//! process of its own named `POD-rank1`). An endpoint counts while it is *serving*: ready, or terminating and still at work,
-//! which lets the requests of a draining member end; a member refuses new ones by itself meanwhile.
+//! process of its own named `POD-rank1`). An endpoint counts while it is *serving*, and while it is *terminating*, whether it
+//! still serves or not: it is then said to be about to end, so that it gets nothing new and its requests end in their time. It
+//! is gone when its endpoint is.
 
 mod http;
+#[cfg(test)]
+mod manifests;
 mod slices;
 #[cfg(test)]
 mod tests;
@@ -107,7 +110,7 @@ async fn follow_once(
         Some(version) => version,
         None => {
             let version = list(server, position).await?;
-            follower.take(&position.slices.entries());
+            position.tell(follower);
             position.version = Some(version.clone());
             pauses.reset();
             version
@@ -125,7 +128,7 @@ async fn follow_once(
             return Err(Interrupted::GoOn);
         };
         if position.note(&line)? {
-            follower.take(&position.slices.entries());
+            position.tell(follower);
         }
         follower.view.confirm();
     }
@@ -166,6 +169,11 @@ fn refused(status: Status) -> Interrupted {
 }
 
 impl Position {
+    /// Hands on what there is.
+    fn tell(&self, follower: &mut Follower) {
+        follower.take_ending(&self.slices.entries(), self.slices.ending());
+    }
+
     /// Takes one line of a watch. Whether the slices changed.
     fn note(&mut self, line: &[u8]) -> Result<bool, Interrupted> {
         let malformed = |error| format!("a line of the watch is malformed: {error}");

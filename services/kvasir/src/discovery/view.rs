@@ -1,6 +1,6 @@
 //! The view of the members as a source gave it last: what is kept while the source is away, and how old it is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use shared::{Clock, Timestamp};
 
-use super::Apply;
+use super::{Apply, Found};
 use crate::config::{ClusterConfig, MemberConfig};
 
 /// What a source says of one member: its entry, or why there is none.
@@ -113,7 +113,7 @@ pub(super) struct Follower {
     pub(super) view: Arc<View>,
     apply: Apply,
     /// What was handed on; none before the source's first word.
-    told: Option<Vec<MemberConfig>>,
+    told: Option<Found>,
     /// The faulty entries that were reported, and why.
     reported: BTreeMap<String, String>,
 }
@@ -123,8 +123,13 @@ impl Follower {
         Self { me, view, apply, told: None, reported: BTreeMap::new() }
     }
 
-    /// Takes the whole view. Entries of this process are passed over.
+    /// Takes the whole view of a source that says of nobody that it is about to end.
     pub(super) fn take(&mut self, entries: &Entries) {
+        self.take_ending(entries, BTreeSet::new());
+    }
+
+    /// Takes the whole view, and who in it is about to end. Entries of this process are passed over.
+    pub(super) fn take_ending(&mut self, entries: &Entries, ending: BTreeSet<String>) {
         let (members, faulty) = checked(&self.me, entries);
         for (key, reason) in &faulty {
             if self.reported.get(key) != Some(reason) {
@@ -142,9 +147,10 @@ impl Follower {
         }
         self.reported = faulty;
         self.view.confirm();
-        if self.told.as_ref() != Some(&members) {
-            (self.apply)(members.clone());
-            self.told = Some(members);
+        let found = Found { members, ending };
+        if self.told.as_ref() != Some(&found) {
+            (self.apply)(found.clone());
+            self.told = Some(found);
         }
     }
 }
@@ -196,6 +202,7 @@ mod tests {
 
     use super::{Entries, Follower, View};
     use crate::config::MemberConfig;
+    use crate::discovery::Found;
     use crate::discovery::tests::member;
 
     fn entries(members: &[MemberConfig]) -> Entries {
@@ -210,8 +217,8 @@ mod tests {
         let view = View::new(Arc::clone(&clock) as _);
         let told = Told::default();
         let names = Arc::clone(&told);
-        let apply = Box::new(move |members: Vec<MemberConfig>| {
-            names.lock().push(members.into_iter().map(|member| member.name).collect());
+        let apply = Box::new(move |found: Found| {
+            names.lock().push(found.members.into_iter().map(|member| member.name).collect());
         });
         let follower = Follower::new(member("router-1"), Arc::clone(&view), apply);
         (clock, view, follower, told)

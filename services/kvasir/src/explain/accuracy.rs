@@ -1,9 +1,10 @@
-//! How well cached tokens are predicted: sums for ever, a window for the alarm.
+//! How well cached tokens are predicted of late: a window of starts, for the alarm. Sums for ever are the router's.
 //!
 //! Shares are sums over sums: a thousand short prompts do not outvote a long one.
 
 use std::collections::{BTreeMap, VecDeque};
 
+use router::PredictionCounters;
 use shared::WorkerRank;
 
 use super::ExplainConfig;
@@ -13,7 +14,6 @@ use super::ExplainConfig;
 pub(crate) struct Accuracy {
     starts_max: usize,
     percent_max: u64,
-    totals: Sums,
     /// The last starts, oldest first. At most `starts_max`.
     window: VecDeque<(WorkerRank, Sums)>,
     in_window: Sums,
@@ -33,8 +33,6 @@ pub(crate) struct Sums {
 /// The state in numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AccuracyFigures {
-    /// Since the start.
-    pub(crate) totals: Sums,
     /// Over the last starts.
     pub(crate) window: Sums,
     /// Whether the error of a full window is above its bound.
@@ -56,7 +54,6 @@ impl Accuracy {
         Self {
             starts_max: config.prediction_starts,
             percent_max: u64::from(config.prediction_error_percent_max),
-            totals: Sums::default(),
             window: VecDeque::new(),
             in_window: Sums::default(),
             alarm: false,
@@ -71,7 +68,6 @@ impl Accuracy {
             actual: actual.into(),
             error: predicted.abs_diff(actual).into(),
         };
-        self.totals.add(start);
         self.in_window.add(start);
         self.window.push_back((worker, start));
         if self.starts_max < self.window.len()
@@ -83,7 +79,7 @@ impl Accuracy {
     }
 
     pub(crate) fn figures(&self) -> AccuracyFigures {
-        AccuracyFigures { totals: self.totals, window: self.in_window, alarm: self.alarm }
+        AccuracyFigures { window: self.in_window, alarm: self.alarm }
     }
 
     fn turn(&mut self) -> Turn {
@@ -130,6 +126,17 @@ impl Turn {
                 "requests are placed by wrong expectations; see /debug/routing of the admin listener"
             ),
             Self::Over => tracing::info!("cached tokens are predicted well again"),
+        }
+    }
+}
+
+impl From<PredictionCounters> for Sums {
+    fn from(counters: PredictionCounters) -> Self {
+        Self {
+            starts: counters.requests,
+            predicted: counters.expected_tokens,
+            actual: counters.actual_tokens,
+            error: counters.error_tokens,
         }
     }
 }
@@ -192,8 +199,6 @@ mod tests {
         let turns: Vec<Turn> = (0..4).map(|_| accuracy.note(rank(7), 1_280, 1_280)).collect();
         assert_eq!(turns.iter().filter(|turn| **turn == Turn::Over).count(), 1, "{turns:?}");
         assert!(!accuracy.figures().alarm);
-        let totals = Sums { starts: 9, predicted: 12_800, actual: 8_960, error: 3_840 };
-        assert_eq!(accuracy.figures().totals, totals);
         let window = Sums { starts: 4, predicted: 5_120, actual: 5_120, error: 0 };
         assert_eq!(accuracy.figures().window, window);
     }

@@ -25,7 +25,7 @@ use crate::admin::{self, Observed};
 use crate::cli::RoleArgs;
 use crate::config::{ClusterConfig, Config, DiscoveryBackend, MemberConfig};
 use crate::console::Console;
-use crate::discovery::{self, Discovery, View};
+use crate::discovery::{self, Discovery, Found, View};
 use crate::identity::{Identity, IdentityFiles, MemberRole, Reload};
 use crate::serve::{StopSignals, accept, bind};
 use crate::telemetry::{LogTap, Sender, Telemetry};
@@ -234,8 +234,11 @@ impl Base {
             me: self.me.clone(),
             identity: Arc::clone(&self.identity),
             view: Arc::clone(&self.view),
-            apply: Box::new(move |member| {
-                peers.set(&ClusterConfig { member, ..ClusterConfig::default() });
+            apply: Box::new(move |Found { members, ending }| {
+                let is_ending = |member: &&MemberConfig| ending.contains(&member.name);
+                let ending = members.iter().filter(is_ending).map(MemberConfig::rank).collect();
+                peers.set(&ClusterConfig { member: members, ..ClusterConfig::default() });
+                peers.set_ending(&ending);
             }),
         }
     }

@@ -4,7 +4,7 @@
 //! answers while its worker stands still does not join. One that falls silent for `server.worker_silence_seconds` is taken for stuck: its link
 //! is made anew, which ends its requests here, and they go on elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use gateway::{Gateway, GatewayParts};
 use parking_lot::Mutex;
-use router::{Role, Router};
+use router::{DrainSource, Role, Router};
 use serde_json::{Value, json};
 use shared::{
     CacheQuestion, Clock, DecodeDirectory, Flow, Placer, Timestamp, WorkerEvent, WorkerRank,
@@ -29,12 +29,13 @@ use crate::capture::Recorder;
 use crate::clock::random_bytes;
 use crate::config::{MemberConfig, ROLLBACK};
 use crate::console::Console;
-use crate::explain::{Outcomes, evidence_policy};
+use crate::explain::{Predictions, evidence_policy};
 use crate::identity::MemberRole;
 use crate::model;
-use crate::serve::{accept, bind};
+use crate::public::Public;
+use crate::serve::bind;
 use crate::wire::{Link, RouterHub, Watch, Watched, watch as watch_member};
-use crate::wiring::parts::{Placement, PlacementParts, Teller, Told};
+use crate::wiring::parts::{DrainWord, Placement, PlacementParts, Teller, Told};
 
 /// The roles that a router listens to.
 const HEARD: &[MemberRole] = &MemberRole::ALL;
@@ -60,6 +61,8 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
          two routers would share none; make one with openssl rand -hex 32 and chmod 600"
     );
     let clients = bind(listen, "listen of the member").await?;
+    let public = block_in_place(|| Public::open(&base.config.http))?;
+    let scheme = public.scheme();
     let peers = base.peers(HEARD);
     let heard = Arc::new(Heard::default());
     let hub = RouterHub::new();
@@ -71,7 +74,8 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let key = random_bytes().context("no random bytes for the capture")?;
     let recorder = Recorder::new(base.config.capture, key, &base.clock);
     let (gateway, name) = open_gateway(&base, &routing, &peers, &heard, recorder.as_ref())?;
-    let observed = Observed { capture: recorder, ..observe(&base, &routing, &peers, &heard) };
+    let mut observed = Observed { capture: recorder, ..observe(&base, &routing, &peers, &heard) };
+    observed.figures.push(public.figures());
     let admin = admin::router(observed, Some(&gateway));
     drop(routing);
     let offered = Offered { routers: Some(hub), ..Offered::default() };
@@ -79,12 +83,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
 
     let (stop, stopped) = watch::channel(false);
     let mut tasks = JoinSet::new();
-    let accepting = accept(clients, gateway.public_router(), stopped.clone());
-    tasks.spawn(async move {
-        if let Err(error) = accepting.await {
-            tracing::error!(%error, "clients are not accepted any more");
-        }
-    });
+    tasks.spawn(public.serve(clients, gateway.clone(), stopped.clone()));
     let silence = Silence {
         heard: Arc::clone(&heard),
         peers: Arc::clone(&peers),
@@ -94,7 +93,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     };
     tasks.spawn(silence.look(stopped));
     base.say_ready(console)?;
-    console.line(&format!("listening on http://{listen} (model {name})"))?;
+    console.line(&format!("listening on {scheme}://{listen} (model {name})"))?;
     base.stop.wait().await;
 
     console.progress(&format!("draining: {} requests in work", gateway.in_flight()));
@@ -123,8 +122,16 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     Ok(())
 }
 
-/// From now on every member is heard for as long as it is linked.
+/// From now on every member is heard for as long as it is linked, and discovery when it says that one is about to end.
 fn listen_to(peers: &Peers, heard: &Arc<Heard>, teller: &Teller, clock: &Arc<dyn Clock>) {
+    let (known, told) = (Arc::clone(heard), teller.clone());
+    peers.hear_ending(Box::new(move |ending| {
+        for change in known.take_ending(ending) {
+            if told.membership(change).is_err() {
+                tracing::error!("the placement thread is too far behind to hear of a member's end");
+            }
+        }
+    }));
     let (heard, teller, clock) = (Arc::clone(heard), teller.clone(), Arc::clone(clock));
     peers.accompany(Box::new(move |link, member| {
         if member.role() == MemberRole::Router {
@@ -148,7 +155,7 @@ fn open_gateway(
     let name = served.names.first().cloned().unwrap_or_default();
     let (thread, members) = (Arc::clone(&routing.thread), Arc::clone(heard));
     let placer = Arc::clone(&routing.thread) as Arc<dyn Placer>;
-    let workers = routing.outcomes.watch(Arc::clone(peers) as Arc<dyn DecodeDirectory>);
+    let workers = Arc::clone(peers) as Arc<dyn DecodeDirectory>;
     let directory = base.telemetry.directory(workers);
     let (placer, directory) = match recorder {
         None => (placer, directory),
@@ -172,9 +179,8 @@ fn open_gateway(
 
 fn place(base: &Base, heard: &Arc<Heard>, hub: &Arc<RouterHub>) -> anyhow::Result<Routing> {
     let settings = base.config.router(base.checkpoint.config().geometry(ROLLBACK))?;
-    let (clock, kept) = (Arc::clone(&base.clock), settings.records.decisions_max);
-    let outcomes = Outcomes::new(&base.config.explain, kept, clock);
-    let noted = Arc::clone(&outcomes);
+    let predictions = Predictions::new(&base.config.explain);
+    let known = Arc::clone(heard);
     let heard = Arc::clone(heard);
     let parts = PlacementParts {
         router: Router::new(settings)?,
@@ -184,21 +190,22 @@ fn place(base: &Base, heard: &Arc<Heard>, hub: &Arc<RouterHub>) -> anyhow::Resul
         clock: Arc::clone(&base.clock),
         poll: Box::new(Vec::new),
         resync: Box::new(move |worker, question| heard.ask(worker, question)),
-        placed: Box::new(move |record| noted.placed(record)),
+        predictions: Arc::clone(&predictions),
         hub: Some(Arc::clone(hub)),
     };
     let thread = Placement::start(parts).context("the placement thread")?;
-    Ok(Routing { thread: Arc::new(thread), outcomes })
+    let worker = Arc::new(move |name: &str| known.worker(name));
+    Ok(Routing { thread: Arc::new(thread), predictions, worker })
 }
 
 fn observe(base: &Base, routing: &Routing, peers: &Arc<Peers>, heard: &Arc<Heard>) -> Observed {
     let (peers, heard) = (Arc::clone(peers), Arc::clone(heard));
-    let Routing { thread, outcomes } = routing.clone();
+    let Routing { thread, predictions, .. } = routing.clone();
     Observed {
         figures: vec![
             Arc::new(move |text| {
                 admin::routing_figures(&thread.snapshot(), thread.events_lost(), text);
-                admin::prediction(&outcomes.figures(), text);
+                admin::prediction(&predictions.figures(), text);
                 admin::other_routers(thread.routers_cut_off(), text);
             }),
             base.telemetry.figures(),
@@ -215,6 +222,8 @@ fn observe(base: &Base, routing: &Routing, peers: &Arc<Peers>, heard: &Arc<Heard
 struct Heard {
     table: Mutex<BTreeMap<WorkerRank, Member>>,
     epochs: AtomicU64,
+    /// Members that are about to end, as discovery says, linked or not.
+    ending: Mutex<BTreeSet<WorkerRank>>,
 }
 
 /// Listening to one member. Its end is that member's leave.
@@ -283,6 +292,7 @@ impl Heard {
             teller: teller.clone(),
             clock,
             pending,
+            joining: false,
         };
         let watch = watch_member(link, Box::new(move |watched| ear.take(watched)));
         let watch = Arc::new(Mutex::new(watch));
@@ -306,6 +316,27 @@ impl Heard {
         let member = table.get_mut(&heard.0).filter(|member| member.epoch == heard.1)?;
         member.at = now;
         Some(std::mem::replace(&mut member.joined, joined))
+    }
+
+    /// Takes who is about to end now; what the router is to be told of the difference. It knows nothing of those that have not
+    /// joined, and is told of them when they do.
+    fn take_ending(&self, now: &BTreeSet<WorkerRank>) -> Vec<Told> {
+        let before = std::mem::replace(&mut *self.ending.lock(), now.clone());
+        let begin = now.difference(&before).map(|worker| ending(*worker));
+        let end = before
+            .difference(now)
+            .map(|worker| Told::Drain(*worker, DrainSource::Discovery, DrainWord::End));
+        end.chain(begin).collect()
+    }
+
+    fn is_ending(&self, worker: WorkerRank) -> bool {
+        self.ending.lock().contains(&worker)
+    }
+
+    /// The member of this name that is listened to.
+    fn worker(&self, name: &str) -> Option<WorkerRank> {
+        let table = self.table.lock();
+        table.iter().find(|(_, member)| member.name == name).map(|(worker, _)| *worker)
     }
 
     fn joined(&self, role: MemberRole) -> usize {
@@ -357,6 +388,8 @@ struct Ear {
     clock: Arc<dyn Clock>,
     /// A change that found the queue full. Until it is told nothing else is: the gap shows, and the router asks again.
     pending: Option<Told>,
+    /// Whether its join was not told yet, or not whether it is about to end, which the router forgets with a leave.
+    joining: bool,
 }
 
 impl Ear {
@@ -384,8 +417,14 @@ impl Ear {
             // It may have been told to have left and not heard yet, or never have been there.
             self.tell_pending();
             self.pending = Some(Told::Joined(self.worker, self.role));
+            self.joining = true;
         }
         self.tell_pending();
+        // Looked at behind the join: who begins to end after this look is told of behind it, too.
+        if self.pending.is_none() && std::mem::take(&mut self.joining) {
+            self.pending = self.heard.is_ending(self.worker).then(|| ending(self.worker));
+            self.tell_pending();
+        }
         if self.pending.is_some() {
             return Flow::Open;
         }
@@ -397,6 +436,11 @@ impl Ear {
             self.pending = self.teller.membership(change).err();
         }
     }
+}
+
+/// What the router is told of a member that discovery says is about to end. It goes when discovery says that it is gone.
+fn ending(worker: WorkerRank) -> Told {
+    Told::Drain(worker, DrainSource::Discovery, DrainWord::Begin(None))
 }
 
 fn placed_as(role: MemberRole) -> Role {
@@ -444,11 +488,13 @@ mod tests {
     use std::sync::Weak;
     use std::time::Duration;
 
+    use router::DrainSource;
     use serde_json::json;
     use shared::{DpRank, Timestamp, WorkerId, WorkerRank};
 
     use super::{Heard, Member};
     use crate::identity::MemberRole;
+    use crate::wiring::parts::{DrainWord, Told};
 
     fn rank(worker: u32) -> WorkerRank {
         WorkerRank { worker: WorkerId(worker), rank: DpRank(0) }
@@ -456,6 +502,33 @@ mod tests {
 
     fn at(seconds: u64) -> Timestamp {
         Timestamp(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn the_router_is_told_once_who_is_about_to_end() {
+        let heard = Heard::default();
+        let word = |told: &Told| match told {
+            Told::Drain(worker, DrainSource::Discovery, DrainWord::Begin(None)) => {
+                (worker.worker.0, true)
+            }
+            Told::Drain(worker, DrainSource::Discovery, DrainWord::End) => (worker.worker.0, false),
+            other => panic!("{other:?}"),
+        };
+        // Who is about to end, and of whom the router is told: whether one drains.
+        type Step = (&'static [u32], &'static [(u32, bool)]);
+        let steps: [Step; 5] = [
+            (&[], &[]),
+            (&[1, 2], &[(1, true), (2, true)]),
+            (&[1, 2], &[]),
+            (&[2, 3], &[(1, false), (3, true)]),
+            (&[], &[(2, false), (3, false)]),
+        ];
+        for (ending, expected) in steps {
+            let ending = ending.iter().map(|worker| rank(*worker)).collect();
+            let told: Vec<_> = heard.take_ending(&ending).iter().map(word).collect();
+            assert_eq!(told, expected);
+            assert_eq!(heard.is_ending(rank(2)), ending.contains(&rank(2)));
+        }
     }
 
     #[test]
@@ -478,6 +551,7 @@ mod tests {
         assert_eq!(heard.note((rank(2), 0), at(9), true), Some(true));
         assert_eq!(heard.note((rank(2), 1), at(9), true), None, "another listening");
         assert_eq!(heard.joined(MemberRole::Decode), 2);
+        assert_eq!((heard.worker("decode-2"), heard.worker("decode-3")), (Some(rank(2)), None));
         let limit = Duration::from_secs(5);
         assert_eq!(heard.take_silent(at(6), limit), []);
         assert_eq!(heard.take_silent(at(7), limit), [rank(1)], "prefill-1 never joined");

@@ -4,7 +4,7 @@
 //! member whose entry changed gets a new link; a member is found only while its link is ready.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvstore::{Peer, PeerDirectory};
@@ -30,6 +30,9 @@ pub(super) type Companion = Box<dyn Any + Send + Sync>;
 /// Makes the companion of a new link.
 pub(super) type OnLink = Box<dyn Fn(&Arc<Link>, &MemberConfig) -> Companion + Send + Sync>;
 
+/// Hears which members are about to end now, all of them each time.
+pub(super) type OnEnding = Box<dyn Fn(&BTreeSet<WorkerRank>) + Send + Sync>;
+
 /// See the module's documentation.
 pub(super) struct Peers {
     me: MemberConfig,
@@ -39,6 +42,7 @@ pub(super) struct Peers {
     runtime: Handle,
     clock: Arc<dyn Clock>,
     on_link: Mutex<Option<OnLink>>,
+    on_ending: Mutex<Option<OnEnding>>,
     table: RwLock<Table>,
 }
 
@@ -76,6 +80,7 @@ impl Peers {
             runtime,
             clock: Arc::clone(&base.clock),
             on_link: Mutex::new(None),
+            on_ending: Mutex::new(None),
             table: RwLock::default(),
         }
     }
@@ -87,6 +92,18 @@ impl Peers {
             entry.companion = Some(on_link(&entry.link, &entry.config));
         }
         *self.on_link.lock() = Some(on_link);
+    }
+
+    /// From now on it is told who is about to end. Must not block.
+    pub(super) fn hear_ending(&self, on_ending: OnEnding) {
+        *self.on_ending.lock() = Some(on_ending);
+    }
+
+    /// Discovery says that these members are about to end, and no others.
+    pub(super) fn set_ending(&self, ending: &BTreeSet<WorkerRank>) {
+        if let Some(on_ending) = self.on_ending.lock().as_ref() {
+            on_ending(ending);
+        }
     }
 
     /// Takes the members that the configuration names now. Those that are new join, those that are gone leave.

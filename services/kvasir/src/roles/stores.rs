@@ -230,7 +230,7 @@ impl BlockStore for Stores {
         let nodes = (self.nodes)();
         if nodes.is_empty() {
             // Closed or not, there is nothing more to say.
-            let _: Flow = sink.emit(LocateEvent { found: vec![Err(Miss::NotAsked); keys.len()] });
+            let _: Flow = sink.emit(LocateEvent::at_once(vec![Err(Miss::NotAsked); keys.len()]));
             return Ticket::empty();
         }
         let orders = self.orders_of_lookup(keys.iter().map(|key| key.group), &nodes);

@@ -147,7 +147,7 @@ impl Holdings {
         let token = request.prompt[request.prompt.len() / 2];
         for event in [
             DecodeEvent::Started(report),
-            DecodeEvent::Token(token),
+            DecodeEvent::Token(token, None),
             DecodeEvent::Finished(FinishReason::Length),
         ] {
             if sink.emit(event) == Flow::Closed {

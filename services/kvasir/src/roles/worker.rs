@@ -20,7 +20,9 @@ use crate::console::Console;
 use crate::identity::MemberRole;
 use crate::wire::EventHub;
 use crate::wiring::memory;
-use crate::wiring::parts::{Asked, NamedPool, WorkerEvents, WorkerMemory, load, worker_memory};
+use crate::wiring::parts::{
+    Asked, NamedPool, WorkerEvents, WorkerMemory, grammars, load, worker_memory,
+};
 
 /// Either worker, behind what this process needs of it.
 #[derive(Clone)]
@@ -61,7 +63,10 @@ impl Worker {
     fn figures(&self) -> MetricsProvider {
         match self.clone() {
             Self::Prefill(worker) => Arc::new(move |text| admin::prefill(&worker.stats(), text)),
-            Self::Decode(worker) => Arc::new(move |text| admin::decode(&worker.stats(), text)),
+            Self::Decode(worker) => Arc::new(move |text| {
+                admin::decode(&worker.stats(), text);
+                admin::grammars(&worker.guide_stats(), text);
+            }),
         }
     }
 }
@@ -160,8 +165,20 @@ fn start(base: &Base, parts: Parts) -> anyhow::Result<Worker> {
         return Ok(Worker::Prefill(Arc::new(worker)));
     }
     let prefill = peers as Arc<dyn PrefillDirectory>;
-    let parts =
-        DecodeParts { rank, engine, slab, pool, windows, transport, store, prefill, clock, events };
+    let grammars = Some(block_in_place(|| grammars(&base.checkpoint))?);
+    let parts = DecodeParts {
+        rank,
+        engine,
+        slab,
+        pool,
+        windows,
+        transport,
+        store,
+        prefill,
+        grammars,
+        clock,
+        events,
+    };
     let worker = DecodeWorker::start(base.config.decode.clone(), parts);
     Ok(Worker::Decode(Arc::new(worker.context("the decode worker")?)))
 }

@@ -144,7 +144,7 @@ impl Telling for DecodeEvent {
                 recording.happened("started");
                 None
             }
-            Self::Token(_) => {
+            Self::Token(..) => {
                 if recording.count() {
                     recording.happened("first_token");
                 }

@@ -131,7 +131,7 @@ impl BlockStore for RemoteStore {
     ) -> Ticket {
         let keys = ungrouped(keys);
         let link = self.link.inner();
-        let nothing = LocateEvent { found: vec![Err(Miss::NoAnswer); keys.len()] };
+        let nothing = LocateEvent::at_once(vec![Err(Miss::NoAnswer); keys.len()]);
         let word = LastWord::new(sink, nothing.clone());
         let Ok(call) = link.begin() else {
             // The word's drop says that nothing was found.

@@ -7,6 +7,7 @@
 //! A [`shared::Timestamp`] counts from the start of its own process, so a deadline travels as the milliseconds left and
 //! the time on the way is not counted: loopback and one data centre, below a millisecond.
 
+mod constraints;
 mod errors;
 mod events;
 mod objects;
@@ -152,12 +153,12 @@ fn tokens_from_wire<C: FromIterator<TokenId>>(
     Ok(tokens.iter().copied().map(TokenId).collect())
 }
 
-fn names_to_wire(names: &[BlockName]) -> Vec<u8> {
+pub(super) fn names_to_wire(names: &[BlockName]) -> Vec<u8> {
     names.iter().flat_map(|name| name.0).collect()
 }
 
 /// The names as whatever collection is wanted.
-fn names_from_wire<C: FromIterator<BlockName>>(
+pub(super) fn names_from_wire<C: FromIterator<BlockName>>(
     bytes: &[u8],
     max: usize,
     field: &'static str,

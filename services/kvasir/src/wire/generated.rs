@@ -72,7 +72,10 @@ pub struct Empty {}
 /// Why a request was not served. Travels inside events, never as a status.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServeError {
-    #[prost(oneof = "serve_error::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(
+        oneof = "serve_error::Kind",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13"
+    )]
     pub kind: ::core::option::Option<serve_error::Kind>,
 }
 /// Nested message and enum types in `ServeError`.
@@ -105,6 +108,10 @@ pub mod serve_error {
         /// The tenant's requests, and the bound of the queue.
         #[prost(message, tag = "11")]
         OverShare(super::Overloaded),
+        #[prost(string, tag = "12")]
+        GrammarRefused(::prost::alloc::string::String),
+        #[prost(string, tag = "13")]
+        GrammarFailed(::prost::alloc::string::String),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -575,6 +582,46 @@ pub struct DecodeRequest {
     /// Tag of the tenant; 0 is nobody's.
     #[prost(fixed64, tag = "13")]
     pub tenant: u64,
+    /// At most 1,024, ascending by token.
+    #[prost(message, repeated, tag = "14")]
+    pub logit_bias: ::prost::alloc::vec::Vec<TokenValue>,
+    /// Alternatives per token, at most 20; absent without log probabilities.
+    #[prost(uint32, optional, tag = "15")]
+    pub logprobs: ::core::option::Option<u32>,
+    /// Absent for a free answer.
+    #[prost(message, optional, tag = "16")]
+    pub constraint: ::core::option::Option<Constraint>,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct TokenValue {
+    #[prost(uint32, tag = "1")]
+    pub token: u32,
+    #[prost(float, tag = "2")]
+    pub value: f32,
+}
+/// At most 256 KiB of text.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Constraint {
+    #[prost(uint32, repeated, tag = "5")]
+    pub trigger: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, optional, tag = "6")]
+    pub bound: ::core::option::Option<u32>,
+    #[prost(oneof = "constraint::Grammar", tags = "1, 2, 3, 4")]
+    pub grammar: ::core::option::Option<constraint::Grammar>,
+}
+/// Nested message and enum types in `Constraint`.
+pub mod constraint {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Grammar {
+        #[prost(string, tag = "1")]
+        Json(::prost::alloc::string::String),
+        #[prost(string, tag = "2")]
+        Regex(::prost::alloc::string::String),
+        #[prost(string, tag = "3")]
+        Ebnf(::prost::alloc::string::String),
+        #[prost(string, tag = "4")]
+        Server(::prost::alloc::string::String),
+    }
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct Sampling {
@@ -584,15 +631,24 @@ pub struct Sampling {
     pub top_p: f32,
     #[prost(fixed64, tag = "3")]
     pub seed: u64,
+    /// 0 keeps all.
+    #[prost(uint32, tag = "4")]
+    pub top_k: u32,
+    #[prost(float, tag = "5")]
+    pub min_p: f32,
+    #[prost(float, tag = "6")]
+    pub frequency_penalty: f32,
+    #[prost(float, tag = "7")]
+    pub presence_penalty: f32,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DecodeEvent {
-    #[prost(oneof = "decode_event::Event", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "decode_event::Event", tags = "1, 2, 3, 4, 5")]
     pub event: ::core::option::Option<decode_event::Event>,
 }
 /// Nested message and enum types in `DecodeEvent`.
 pub mod decode_event {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Event {
         #[prost(message, tag = "1")]
         Started(super::StartReport),
@@ -602,7 +658,20 @@ pub mod decode_event {
         Finished(i32),
         #[prost(message, tag = "4")]
         Failed(super::ServeError),
+        #[prost(message, tag = "5")]
+        Scored(super::ScoredToken),
     }
+}
+/// A token of a request that asked for log probabilities.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ScoredToken {
+    #[prost(uint32, tag = "1")]
+    pub token: u32,
+    #[prost(float, tag = "2")]
+    pub logprob: f32,
+    /// Descending.
+    #[prost(message, repeated, tag = "3")]
+    pub top: ::prost::alloc::vec::Vec<TokenValue>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartReport {
@@ -1312,6 +1381,11 @@ pub struct LocateEvent {
     /// One per key, in the order asked.
     #[prost(message, repeated, tag = "1")]
     pub found: ::prost::alloc::vec::Vec<Found>,
+    /// Of the blocks found, those that the store had to bring into its memory first: from its drive, and from its object store.
+    #[prost(uint32, tag = "2")]
+    pub brought_disk: u32,
+    #[prost(uint32, tag = "3")]
+    pub brought_remote: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Found {
@@ -1951,6 +2025,10 @@ pub struct Rates {
     pub restore_peer_ns: u64,
     #[prost(uint64, tag = "4")]
     pub handoff_ns: u64,
+    #[prost(uint64, tag = "5")]
+    pub restore_disk_ns: u64,
+    #[prost(uint64, tag = "6")]
+    pub restore_remote_ns: u64,
 }
 /// Generated client implementations.
 pub mod events_client {
@@ -2352,6 +2430,9 @@ pub struct Reservation {
     pub prefill: ::core::option::Option<WorkerRank>,
     #[prost(uint64, tag = "5")]
     pub prefill_rows: u64,
+    /// The leading blocks of the prompt, 16 bytes each, at most 1,024; none in `all`.
+    #[prost(bytes = "vec", tag = "6")]
+    pub names: ::prost::alloc::vec::Vec<u8>,
 }
 /// Generated client implementations.
 pub mod routers_client {

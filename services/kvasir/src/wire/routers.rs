@@ -11,17 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use router::Reservation;
+use router::{RESERVED_NAMES_MAX, Reservation};
 use shared::RequestId;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::convert::{request_id, required};
+use super::convert::{names_from_wire, names_to_wire, request_id, required};
 use super::{WireError, v1};
 
 pub use watch::{HeardRouter, RouterWatch, watch_router};
 
-/// News that a watcher may lag behind: seconds of placements; who is slower begins anew.
+/// News that a watcher may lag behind: seconds of placements, 64 MB of the longest prompts; who is slower begins anew.
 const QUEUE_MAX: usize = 4_096;
 /// Most watchers at a time: 8 routers, and some that are gone and not noticed yet.
 const WATCHERS_MAX: usize = 16;
@@ -172,13 +172,14 @@ impl TryFrom<v1::RouterNews> for RouterNews {
 
 impl From<&Reservation> for v1::Reservation {
     fn from(reservation: &Reservation) -> Self {
-        let Reservation { id, decode, decode_rows, prefill } = *reservation;
+        let Reservation { id, decode, decode_rows, prefill, ref names } = *reservation;
         Self {
             id: id.0.to_be_bytes().to_vec(),
             decode: Some(decode.into()),
             decode_rows,
             prefill: prefill.map(|(worker, _)| worker.into()),
             prefill_rows: prefill.map_or(0, |(_, rows)| rows),
+            names: names_to_wire(names),
         }
     }
 }
@@ -194,14 +195,15 @@ impl TryFrom<v1::Reservation> for Reservation {
             decode: required(message.decode, "decode")?.try_into()?,
             decode_rows: message.decode_rows,
             prefill: prefill.map(|worker| (worker, rows)),
+            names: names_from_wire(&message.names, RESERVED_NAMES_MAX, "names")?,
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use router::Reservation;
-    use shared::{DpRank, RequestId, WorkerId, WorkerRank};
+    use router::{RESERVED_NAMES_MAX, Reservation};
+    use shared::{BlockName, DpRank, RequestId, WorkerId, WorkerRank};
 
     use super::{QUEUE_MAX, RouterHub, RouterNews, WATCHERS_MAX};
     use crate::wire::{WireError, v1};
@@ -213,6 +215,11 @@ mod tests {
             decode: rank(3),
             decode_rows: 140,
             prefill: prefill.then(|| (rank(2), 7_000)),
+            names: if prefill {
+                [BlockName([7; 16]), BlockName([9; 16])].into()
+            } else {
+                [].into()
+            },
         }
     }
 
@@ -228,6 +235,14 @@ mod tests {
         let whole = v1::Reservation::from(&reservation(1, true));
         let short = v1::Reservation { id: vec![1], ..whole.clone() };
         assert!(matches!(Reservation::try_from(short), Err(WireError::Length { field: "id", .. })));
+        let cut = v1::Reservation { names: vec![1; 17], ..whole.clone() };
+        assert!(matches!(
+            Reservation::try_from(cut),
+            Err(WireError::Length { field: "names", .. })
+        ));
+        let names = vec![1; 16 * (RESERVED_NAMES_MAX + 1)];
+        let long = v1::Reservation { names, ..whole.clone() };
+        assert!(matches!(Reservation::try_from(long), Err(WireError::TooMany { .. })));
         let nowhere = v1::Reservation { decode: None, ..whole };
         let missing = Err(WireError::Missing { field: "decode" });
         assert_eq!(Reservation::try_from(nowhere), missing);

@@ -41,7 +41,7 @@ impl BorderEvent for DecodeEvent {
 
     fn after(&self) -> After {
         match self {
-            Self::Started(_) | Self::Token(_) => After::GoesOn,
+            Self::Started(_) | Self::Token(..) => After::GoesOn,
             Self::Finished(_) | Self::Failed(_) => After::Ends,
         }
     }
@@ -178,7 +178,7 @@ mod tests {
     fn a_full_channel_ends_the_call_behind_what_is_queued() {
         let (mut sink, mut stream, alive) = stream(2);
         for (id, flow) in [(1, Flow::Open), (2, Flow::Open), (3, Flow::Closed), (4, Flow::Closed)] {
-            assert_eq!(sink.emit(DecodeEvent::Token(TokenId(id))), flow, "token {id}");
+            assert_eq!(sink.emit(DecodeEvent::Token(TokenId(id), None)), flow, "token {id}");
         }
         let mut next = || stream.next().now_or_never().expect("nothing is waited for");
         assert!(next().unwrap().is_ok());
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn a_lookup_pins_until_its_stream_drops() {
         let (mut sink, mut stream, alive) = stream(1);
-        assert_eq!(sink.emit(LocateEvent { found: vec![Err(Miss::Expired)] }), Flow::Open);
+        assert_eq!(sink.emit(LocateEvent::at_once(vec![Err(Miss::Expired)])), Flow::Open);
         drop(sink);
         assert!(stream.next().now_or_never().unwrap().unwrap().is_ok());
         assert!(stream.next().now_or_never().is_none(), "open, without news");

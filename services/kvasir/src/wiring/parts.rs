@@ -1,12 +1,19 @@
 //! The parts that a process with all roles and one with a single role are made of.
 
-use engine::{Arithmetic, Checkpoint, Engine, EngineOptions, Part};
+use std::fs;
+use std::sync::Arc;
+
+use anyhow::Context;
+use engine::{
+    Arithmetic, Checkpoint, Engine, EngineOptions, GrammarCompiler, GrammarLimits,
+    GrammarVocabulary, Part,
+};
 
 use crate::config::ROLLBACK;
 
 pub(crate) use super::asked::Asked;
 pub(crate) use super::events::WorkerEvents;
-pub(crate) use super::placement::{Placement, PlacementParts, Teller, Told};
+pub(crate) use super::placement::{DrainWord, Placement, PlacementParts, Teller, Told};
 pub(crate) use super::pools::{NamedPool, WorkerMemory, worker_memory};
 
 /// Loads one part of a model and shows how far it is.
@@ -34,4 +41,17 @@ pub(crate) fn load(
         }
     })?;
     Ok(engine)
+}
+
+/// What compiles the grammars of answers of a model. Blocks on its tokenizer file, and computes for seconds with a large
+/// vocabulary.
+///
+/// # Errors
+/// When the file cannot be read, or belongs to another model.
+pub(crate) fn grammars(checkpoint: &Checkpoint) -> anyhow::Result<Arc<GrammarCompiler>> {
+    let path = checkpoint.folder().join("tokenizer.json");
+    let file = fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let config = checkpoint.config();
+    let vocabulary = GrammarVocabulary::read(&file, config.vocab, config.special.eos)?;
+    Ok(Arc::new(GrammarCompiler::new(&vocabulary, GrammarLimits::STANDARD)))
 }

@@ -1,30 +1,32 @@
 //! The placement thread: owns the router, feeds it time and events, carries out its actions.
 //!
-//! Everything reaches it through bounded channels. Members come and go through the channel of their events, so that the order
-//! of both is that of their sender. A request takes at most two places in the queue of commands, its
+//! Everything reaches it through the bounded queues of its mailbox. Members come and go through the queue of their events, so
+//! that the order of both is that of their sender. A request takes at most two places in the queue of commands, its
 //! submission and its end, and at most `requests_max` requests are accepted, so neither can ever be lost or wait. Events
 //! of workers may be lost when their queue is full: their sequence numbers show the gap, and the router asks again. Should
 //! the thread die by a panic, its places are given back and every later request is refused.
 
+mod mailbox;
 mod routers;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select};
 use parking_lot::Mutex;
-use router::{Action, DecisionRecord, PEER_REFRESH, Role, Router, RouterSnapshot};
+use router::{Action, DrainSource, LifeSnapshot, PEER_REFRESH, Role, Router, RouterSnapshot};
 use shared::{
     CacheQuestion, Clock, Flow, LegOutcome, PlaceEvent, PlaceRequest, Placer, RequestId,
     ServeError, Sink, Ticket, Timestamp, WorkerEvent, WorkerRank,
 };
 use tokio::sync::oneshot;
 
+use crate::explain::Predictions;
 use crate::wire::{HeardRouter, RouterHub, RouterNews};
+use mailbox::{Letter, Mailbox, Sent, Sleeper};
 
 /// Longest sleep of the thread: what is polled (the store's changes, the snapshot) is at most this old.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -50,8 +52,8 @@ pub(crate) struct PlacementParts {
     pub(crate) poll: Box<dyn FnMut() -> Vec<WorkerEvent> + Send>,
     /// Called with each member whose events have a gap, and what to ask it for. Must not block.
     pub(crate) resync: Ask,
-    /// Called with the record of each placement, as far as records are kept. Must not block.
-    pub(crate) placed: Box<dyn FnMut(&DecisionRecord) + Send>,
+    /// What each start is compared in with what the router had expected of it.
+    pub(crate) predictions: Arc<Predictions>,
     /// Where other routers hear of placements; none without others.
     pub(crate) hub: Option<Arc<RouterHub>>,
 }
@@ -67,14 +69,25 @@ pub(crate) enum Told {
     Event(WorkerEvent),
     /// How a request fares on it.
     Outcome(RequestId, WorkerRank, LegOutcome),
+    /// Who else than the worker says that it drains, or that it does not.
+    Drain(WorkerRank, DrainSource, DrainWord),
     /// Something another router says, or that it is not heard any more.
     Router(WorkerRank, HeardRouter),
 }
 
+/// What is said about the drain of a worker.
+#[derive(Debug)]
+pub(crate) enum DrainWord {
+    /// It takes nothing new. For so long it may take for what it has; none: as long as it needs.
+    Begin(Option<Duration>),
+    /// It takes requests again, as far as this source is concerned.
+    End,
+}
+
 /// The way to the thread for what members say. Clones share one bounded queue.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Teller {
-    told: Sender<Told>,
+    mailbox: Arc<Mailbox>,
     lost: Arc<AtomicU64>,
 }
 
@@ -85,42 +98,30 @@ impl Teller {
     }
 
     fn tell(&self, told: Told) -> Flow {
-        match self.told.try_send(told) {
-            Ok(()) => Flow::Open,
-            Err(TrySendError::Full(_)) => {
+        match self.mailbox.put(Letter::Told(told)) {
+            Sent::Taken => Flow::Open,
+            Sent::Full(_) => {
                 self.lost.fetch_add(1, Ordering::Relaxed);
                 Flow::Open
             }
-            Err(TrySendError::Disconnected(_)) => Flow::Closed,
+            Sent::Ended(_) => Flow::Closed,
         }
     }
 
     /// Passes on what another router says. Never blocks: what finds the queue full is lost, and the router's next refresh
     /// mends it.
     pub(crate) fn router(&self, router: WorkerRank, heard: HeardRouter) -> Flow {
-        match self.told.try_send(Told::Router(router, heard)) {
-            Ok(()) => Flow::Open,
-            Err(TrySendError::Full(_)) => {
-                self.lost.fetch_add(1, Ordering::Relaxed);
-                Flow::Open
-            }
-            Err(TrySendError::Disconnected(_)) => Flow::Closed,
-        }
+        self.tell(Told::Router(router, heard))
     }
 
     /// Tells of a change in the membership. Gives it back when there is no room now: it must not be lost.
     pub(crate) fn membership(&self, change: Told) -> Result<(), Told> {
-        match self.told.try_send(change) {
+        match self.mailbox.put(Letter::Told(change)) {
+            Sent::Full(Letter::Told(change)) => Err(change),
             // Without the thread there is nobody to tell.
-            Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
-            Err(TrySendError::Full(change)) => Err(change),
+            _ => Ok(()),
         }
     }
-}
-
-enum Command {
-    Submit(PlaceRequest, Box<dyn Sink<PlaceEvent>>),
-    Finished(RequestId, Seat),
 }
 
 /// Sees the router between two of its steps.
@@ -145,19 +146,13 @@ impl Drop for Seat {
 
 /// The router behind its thread. Dropping it refuses what waits and joins the thread.
 pub struct Placement {
-    commands: Sender<Command>,
+    mailbox: Arc<Mailbox>,
     teller: Teller,
-    looks: Sender<Look>,
     hub: Option<Arc<RouterHub>>,
-    stop: Option<Sender<()>>,
     outstanding: Arc<AtomicUsize>,
     requests_max: usize,
     snapshot: Arc<Mutex<RouterSnapshot>>,
     thread: Option<JoinHandle<()>>,
-    /// The other end of `commands`, to refuse what is left when the thread has ended.
-    queue: Receiver<Command>,
-    /// Set once the thread looks at `queue` no more.
-    ended: Arc<AtomicBool>,
 }
 
 impl Placement {
@@ -167,29 +162,21 @@ impl Placement {
     /// When the system gives no thread.
     pub(crate) fn start(parts: PlacementParts) -> io::Result<Self> {
         let requests_max = parts.requests_max;
-        let (commands, queue) = bounded(2 * requests_max);
-        let ended = Arc::new(AtomicBool::new(false));
-        let (teller, told) = bounded(EVENTS_MAX);
-        let (looks, looked) = bounded(LOOKS_MAX);
-        let (stop, stopped) = bounded(1);
+        let mailbox = Arc::new(Mailbox::new(2 * requests_max, EVENTS_MAX, LOOKS_MAX));
         let snapshot = Arc::new(Mutex::new(parts.router.snapshot(parts.clock.now())));
         let hub = parts.hub.clone();
         let state = Loop { parts, sinks: HashMap::new(), snapshot: Arc::clone(&snapshot) };
         let thread = thread::Builder::new().name("placement".to_owned()).spawn({
-            let end = EndOfThread { queue: queue.clone(), ended: Arc::clone(&ended) };
+            let end = EndOfThread(Arc::clone(&mailbox));
             move || {
                 let end = end;
-                state.run(&end.queue, &told, &looked, &stopped);
+                state.run(&end.0);
             }
         })?;
         Ok(Self {
-            commands,
-            queue,
-            ended,
-            teller: Teller { told: teller, lost: Arc::new(AtomicU64::new(0)) },
-            looks,
+            teller: Teller { mailbox: Arc::clone(&mailbox), lost: Arc::new(AtomicU64::new(0)) },
+            mailbox,
             hub,
-            stop: Some(stop),
             outstanding: Arc::new(AtomicUsize::new(0)),
             requests_max,
             snapshot,
@@ -219,7 +206,20 @@ impl Placement {
             // Who asked may have gone away.
             drop(told.send(look(router, now)));
         });
-        self.looks.try_send(look).is_ok().then_some(answer)
+        matches!(self.mailbox.put(Letter::Look(look)), Sent::Taken).then_some(answer)
+    }
+
+    /// Takes an operator's word about the drain of a worker. Does not wait: the answer is what the router knows of the worker
+    /// then, none of one that is no member. None while the queue of the thread is full.
+    pub(crate) fn drain(
+        &self,
+        worker: WorkerRank,
+        word: DrainWord,
+    ) -> Option<oneshot::Receiver<Option<LifeSnapshot>>> {
+        let told = Told::Drain(worker, DrainSource::Operator, word);
+        self.teller.membership(told).ok()?;
+        // Who looks sees what was told before.
+        self.look(move |router, now| router.life(worker, now))
     }
 
     /// Worker events that found their queue full.
@@ -249,30 +249,25 @@ impl Placer for Placement {
                 waiting_max: self.requests_max,
                 retry_after_ms: RETRY_AFTER_MS,
             };
+            // Ends of requests may lie there unread.
+            self.mailbox.hurry();
             // The request is over either way.
             let _: Flow = sink.emit(PlaceEvent::Refused(error));
             return Ticket::empty();
         };
         let id = request.id;
         // There is room by construction while the thread lives.
-        if let Err(TrySendError::Full(command) | TrySendError::Disconnected(command)) =
-            self.commands.try_send(Command::Submit(request, sink))
+        if let Sent::Full(letter) | Sent::Ended(letter) =
+            self.mailbox.put(Letter::Submit(request, sink))
         {
-            refuse(command, ServeError::NoWorker { role: "placement" });
+            refuse(letter, ServeError::NoWorker { role: "placement" });
             return Ticket::empty();
         }
-        if self.ended.load(Ordering::SeqCst) {
-            refuse_queued(&self.queue);
-        }
-        let commands = self.commands.clone();
-        let (queue, ended) = (self.queue.clone(), Arc::clone(&self.ended));
+        let mailbox = Arc::clone(&self.mailbox);
         Ticket::new(move || {
-            if commands.try_send(Command::Finished(id, seat)).is_err() {
+            // What is not taken gives its place back here.
+            if !matches!(mailbox.put(Letter::Finished(id, seat)), Sent::Taken) {
                 tracing::debug!(request = %id, "finished after the placement thread ended");
-            }
-            if ended.load(Ordering::SeqCst) {
-                // Gives the place back.
-                refuse_queued(&queue);
             }
         })
     }
@@ -284,28 +279,19 @@ impl Placer for Placement {
     }
 }
 
-/// Refuses what is queued when the thread ends, by a panic too: a bounded channel keeps its messages as long as somebody
-/// could send, and a request in it would wait for ever. A request queued after this finds `ended` set and does the same.
-struct EndOfThread {
-    queue: Receiver<Command>,
-    ended: Arc<AtomicBool>,
-}
+/// Refuses what is not read when the thread ends, by a panic too; what comes later is refused by who writes it.
+struct EndOfThread(Arc<Mailbox>);
 
 impl Drop for EndOfThread {
     fn drop(&mut self) {
-        self.ended.store(true, Ordering::SeqCst);
-        refuse_queued(&self.queue);
+        for letter in self.0.end() {
+            refuse(letter, ServeError::NoWorker { role: "placement" });
+        }
     }
 }
 
-fn refuse_queued(queue: &Receiver<Command>) {
-    for command in queue.try_iter() {
-        refuse(command, ServeError::NoWorker { role: "placement" });
-    }
-}
-
-fn refuse(command: Command, error: ServeError) {
-    if let Command::Submit(_, mut sink) = command {
+fn refuse(letter: Letter, error: ServeError) {
+    if let Letter::Submit(_, mut sink) = letter {
         // Nobody listens any more when it is closed.
         let _: Flow = sink.emit(PlaceEvent::Refused(error));
     }
@@ -313,7 +299,7 @@ fn refuse(command: Command, error: ServeError) {
 
 impl Drop for Placement {
     fn drop(&mut self) {
-        self.stop = None;
+        self.mailbox.stop();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the placement thread died; see its panic above");
         }
@@ -328,28 +314,14 @@ struct Loop {
 }
 
 impl Loop {
-    fn run(
-        mut self,
-        commands: &Receiver<Command>,
-        told: &Receiver<Told>,
-        looks: &Receiver<Look>,
-        stop: &Receiver<()>,
-    ) {
+    fn run(mut self, mailbox: &Mailbox) {
         self.join_members();
         let mut polled = self.parts.clock.now();
         let mut refreshed = polled;
-        loop {
-            select! {
-                recv(commands) -> command => match command {
-                    Ok(command) => self.command(command),
-                    Err(_) => break,
-                },
-                recv(told) -> told => if let Ok(told) = told { self.told(told) },
-                recv(looks) -> look => if let Ok(look) = look {
-                    look(&self.parts.router, self.parts.clock.now());
-                },
-                recv(stop) -> _ => break,
-                default(self.wait()) => {}
+        let mut letters = VecDeque::new();
+        while mailbox.take(&mut letters, self.wait(), self.sleeper()) {
+            while let Some(letter) = letters.pop_front() {
+                self.read(letter);
             }
             let now = self.parts.clock.now();
             let actions = self.parts.router.tick(now);
@@ -367,13 +339,35 @@ impl Loop {
             }
         }
         // What was not looked at yet waits, too.
-        for command in commands.try_iter() {
-            refuse(command, ServeError::Draining);
+        for letter in letters {
+            refuse(letter, ServeError::Draining);
+        }
+        for letter in mailbox.end() {
+            refuse(letter, ServeError::Draining);
         }
         for sink in self.sinks.values_mut() {
             // Nobody listens any more when it is closed.
             let _: Flow = sink.emit(PlaceEvent::Refused(ServeError::Draining));
         }
+    }
+
+    fn read(&mut self, letter: Letter) {
+        match letter {
+            Letter::Submit(request, sink) => {
+                self.sinks.insert(request.id, sink);
+                let now = self.parts.clock.now();
+                let actions = self.parts.router.submit(request, now);
+                self.carry_out(actions);
+            }
+            Letter::Finished(id, seat) => self.finished(id, seat),
+            Letter::Look(look) => look(&self.parts.router, self.parts.clock.now()),
+            Letter::Told(told) => self.told(told),
+        }
+    }
+
+    /// What it sleeps for: who waits for a place is in `sinks`.
+    fn sleeper(&self) -> Sleeper {
+        if self.sinks.is_empty() { Sleeper::Idle } else { Sleeper::Watching }
     }
 
     /// How long nothing needs to be done.
@@ -406,27 +400,50 @@ impl Loop {
                 let actions = self.parts.router.worker_left(worker, now);
                 self.carry_out(actions);
             }
+            Told::Drain(worker, by, word) => {
+                let actions = self.drained(worker, by, &word, now);
+                self.carry_out(actions);
+            }
             Told::Outcome(id, worker, outcome) => {
+                if let LegOutcome::Started(report) = outcome
+                    && let Some(expected) = self.parts.router.expected_cached_tokens(id, worker)
+                {
+                    self.parts.predictions.started(worker, expected, report.cached_tokens);
+                }
                 let actions = self.parts.router.outcome(id, worker, outcome, now);
                 self.carry_out(actions);
             }
         }
     }
 
-    fn command(&mut self, command: Command) {
+    fn drained(
+        &mut self,
+        worker: WorkerRank,
+        by: DrainSource,
+        word: &DrainWord,
+        now: Timestamp,
+    ) -> Vec<Action> {
+        let router = &mut self.parts.router;
+        let source = by.as_str();
+        match word {
+            DrainWord::Begin(within) => {
+                let until = within.map_or(Timestamp(u64::MAX), |within| now.after(within));
+                tracing::info!(%worker, source, "a worker is to drain: it gets nothing new");
+                router.worker_draining(worker, (by, until), now)
+            }
+            DrainWord::End => {
+                tracing::info!(%worker, source, "a worker is to take requests again");
+                router.worker_undrained(worker, by, now)
+            }
+        }
+    }
+
+    fn finished(&mut self, id: RequestId, seat: Seat) {
+        self.sinks.remove(&id);
+        drop(seat);
+        self.tell(|_| Some(RouterNews::Finished(id)));
         let now = self.parts.clock.now();
-        let actions = match command {
-            Command::Submit(request, sink) => {
-                self.sinks.insert(request.id, sink);
-                self.parts.router.submit(request, now)
-            }
-            Command::Finished(id, seat) => {
-                self.sinks.remove(&id);
-                drop(seat);
-                self.tell(|_| Some(RouterNews::Finished(id)));
-                self.parts.router.finished(id, now)
-            }
-        };
+        let actions = self.parts.router.finished(id, now);
         self.carry_out(actions);
     }
 
@@ -441,9 +458,6 @@ impl Loop {
             let (id, event) = match action {
                 Action::Place { id, placement } => {
                     tracing::debug!(request = %id, decode = %placement.decode, reason = placement.reason, "placed");
-                    if let Some(record) = self.parts.router.decision(id) {
-                        (self.parts.placed)(record);
-                    }
                     self.tell(|router| router.reservation(id).map(RouterNews::Placed));
                     (id, PlaceEvent::Placed(placement))
                 }

@@ -48,6 +48,7 @@ pub(super) enum Stage {
 pub(super) struct Locating {
     /// Pins what was found until the reads are over.
     pub(super) ticket: Ticket,
+    pub(super) since: Timestamp,
     pub(super) deadline: Timestamp,
     /// The positions of the window objects that were asked for, in the order asked, behind the blocks.
     pub(super) windows_at: Vec<u32>,

@@ -141,7 +141,7 @@ impl Loop {
         let ticket = self.store.locate(context, keys, sink);
         let deadline = now.after(self.config.locate_wait());
         let job = self.jobs.get_mut(&id).expect("looked up above");
-        job.stage = Stage::Locating(Locating { ticket, deadline, windows_at });
+        job.stage = Stage::Locating(Locating { ticket, since: now, deadline, windows_at });
     }
 
     /// Index of the first block whose window object can be as cheap as a replay, wherever the cached prefix will end.
@@ -161,6 +161,9 @@ impl Loop {
     pub(super) fn located(&mut self, id: PrefillId, event: Option<LocateEvent>) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let Stage::Locating(locating) = &mut job.stage else { return };
+        if let Some(event) = &event {
+            self.speed.looked_up(self.clock.now().since(locating.since), event.brought);
+        }
         let ticket = std::mem::replace(&mut locating.ticket, Ticket::empty());
         let windows_at = std::mem::take(&mut locating.windows_at);
         let missing = &job.request.names[job.run.len()..];

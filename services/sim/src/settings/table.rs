@@ -1,5 +1,7 @@
 //! The table of settings.
 
+use router::Policy;
+
 /// One setting.
 pub struct Key {
     /// Name of the field; [`Key::name`] is the one that is typed.
@@ -8,10 +10,7 @@ pub struct Key {
     pub about: &'static str,
     /// Where the default comes from.
     pub source: &'static str,
-    /// Least value, as text.
-    pub least: &'static str,
-    /// Largest value, as text.
-    pub most: &'static str,
+    pub(crate) range: fn() -> String,
     pub(crate) read: fn(&Settings) -> String,
     pub(crate) write: fn(&mut Settings, &str) -> Result<(), ()>,
 }
@@ -20,11 +19,23 @@ pub struct Key {
 trait Value: Sized {
     /// The value within its range.
     fn parse(text: &str, least: &Self, most: &Self) -> Option<Self>;
+    /// The range, in words.
+    fn range(least: &Self, most: &Self) -> String;
+    /// As it is typed.
+    fn show(&self) -> String;
 }
 
 impl Value for u64 {
     fn parse(text: &str, least: &Self, most: &Self) -> Option<Self> {
         text.parse().ok().filter(|value| (least..=most).contains(&value))
+    }
+
+    fn range(least: &Self, most: &Self) -> String {
+        format!("{least} to {most}")
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
     }
 }
 
@@ -32,10 +43,33 @@ impl Value for f64 {
     fn parse(text: &str, least: &Self, most: &Self) -> Option<Self> {
         text.parse().ok().filter(|value| least <= value && value <= most)
     }
+
+    fn range(least: &Self, most: &Self) -> String {
+        format!("{least} to {most}")
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// Every policy can be had, so the range has no ends.
+impl Value for Policy {
+    fn parse(text: &str, _: &Self, _: &Self) -> Option<Self> {
+        Self::parse(text)
+    }
+
+    fn range(_: &Self, _: &Self) -> String {
+        Self::ALL.map(Self::as_str).join(", ")
+    }
+
+    fn show(&self) -> String {
+        self.as_str().to_owned()
+    }
 }
 
 macro_rules! settings {
-    ($($about:literal, $source:literal, $field:ident: $kind:ty = $default:literal, $least:literal, $most:literal;)+) => {
+    ($($about:literal, $source:literal, $field:ident: $kind:ty = $default:expr, $least:expr, $most:expr;)+) => {
         /// The settings of one run. Fields are documented in [`KEYS`].
         #[derive(Clone, Debug, PartialEq)]
         pub struct Settings {
@@ -53,9 +87,8 @@ macro_rules! settings {
             field: stringify!($field),
             about: $about,
             source: $source,
-            least: stringify!($least),
-            most: stringify!($most),
-            read: |settings| settings.$field.to_string(),
+            range: || <$kind as Value>::range(&$least, &$most),
+            read: |settings| Value::show(&settings.$field),
             write: |settings, text| {
                 settings.$field = <$kind as Value>::parse(text, &$least, &$most).ok_or(())?;
                 Ok(())
@@ -71,8 +104,14 @@ settings! {
     decode: u64 = 2, 0, 64;
     "Store nodes.", "a choice",
     stores: u64 = 1, 0, 64;
-    "Routers; requests are spread over them in turn, all hear the same events, none knows the others' placements.", "a choice",
+    "Routers; requests are spread over them in turn, and all hear the same events.", "a choice",
     routers: u64 = 1, 1, 8;
+    "What routers tell each other: 0 nothing, 1 placements and their ends, 2 also the blocks that a placement will bring.", "as shipped",
+    exchange: u64 = 2, 0, 2;
+    "From a router's placement to the other routers' knowledge of it, ms.", "assumed, as for the events of workers: the news is sent at once",
+    exchange_ms: f64 = 1.0, 0.0, 60000.0;
+    "How workers are chosen.", "router's default",
+    policy: Policy = Policy::Cost, Policy::Cost, Policy::Session;
     "Blocks in the slab of a decode worker, of 128 tokens and 113,920 bytes.", "a choice: 524,288 tokens, as in peers-routing 3e",
     decode_blocks: u64 = 4096, 32, 4000000;
     "Blocks in the slab of a prefill worker.", "a choice, as for decode",
@@ -103,10 +142,12 @@ settings! {
     restore_peer_ms: f64 = 0.033, 0.0, 10000.0;
     "Fixed time of a visit to a prefill worker, ms.", "2026-11-29-transport.md: 2,311 - 2,231 ms, four processes on two cores against one; a pessimistic figure",
     handoff_ms: f64 = 80.0, 0.0, 10000.0;
-    "How workers measure their pace: 1 takes rows over seconds, both fading, as shipped; 0 averages the rates of steps.", "as shipped",
-    pace_by_rows: u64 = 1, 0, 1;
+    "How workers measure their pace: 2 by a line through their steps, as shipped; 1 rows over seconds, both fading; 0 an average of the rates of steps.", "as shipped",
+    pace_by_rows: u64 = 2, 0, 2;
     "From the client to the router and back, and between processes, one way, ms.", "assumed",
     hop_ms: f64 = 0.5, 0.0, 10000.0;
+    "Tokens that a router's front door makes of text per second, for each request by itself; 0 takes no time.", "results of `kvasir bench router`: 220 KB in 58.1 ms, four bytes a token assumed; nothing seen before",
+    edge_tokens_per_s: f64 = 950000.0, 0.0, 1000000000.0;
     "From a worker's change to the router's knowledge of it, ms.", "assumed",
     event_ms: f64 = 1.0, 0.0, 60000.0;
     "Longest silence between two load reports, ms.", "workers' default",

@@ -73,9 +73,13 @@ impl Checks {
         let known = u32::try_from(known).expect("blocks of one prompt") * BLOCK_TOKENS;
         let expected = placement.expected_cached_tokens;
         assert!(expected <= known, "{expected} tokens expected at {worker}, {known} known");
-        self.placed.entry(worker).or_default().extend(names);
-        if let Some(prefill) = placement.prefill {
-            self.placed.entry(prefill).or_default().extend(names);
+        self.sent([Some(worker), placement.prefill], names);
+    }
+
+    /// A request was sent to workers, or a router hears so, which may be after they left and came back.
+    pub(super) fn sent(&mut self, workers: [Option<WorkerRank>; 2], names: &[BlockName]) {
+        for worker in workers.into_iter().flatten() {
+            self.placed.entry(worker).or_default().extend(names);
         }
     }
 }
@@ -86,7 +90,9 @@ impl World<'_> {
         let placed_max = self.settings.decode_running * self.settings.routers;
         for (place, side) in self.decodes.iter().enumerate() {
             let worker = Some(rank(Member::Decode(place)));
-            let placed = self.clients.values().filter(|client| client.decode() == worker);
+            let placed = self.clients.iter().filter(|(number, client)| {
+                client.decode() == worker && self.is_counted(**number, client)
+            });
             assert!(wide(placed.count()) <= placed_max, "no worker over its bound");
             let audit = side.pool.audit();
             assert_eq!(audit.leaked, 0, "slots are explained");
@@ -118,7 +124,8 @@ impl World<'_> {
     }
 
     /// When every request has its outcome.
-    pub(super) fn check_end(&self) {
+    pub(super) fn check_end(&mut self) {
+        self.check_routers_end();
         let answered: u64 = self.measures.outcomes.iter().sum();
         assert_eq!(usize::try_from(answered), Ok(self.trace.requests.len()), "one outcome each");
         for side in &self.decodes {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use decode::SequenceKey;
 use shared::{
-    BlockName, PlaceRequest, Placement, Priority, ServeError, TenantId, Timestamp, WorkerRank,
+    BlockName, LegOutcome, PlaceRequest, Placement, Priority, ServeError, StartReport, TenantId,
+    Timestamp, WorkerRank,
 };
 
 use super::seats::member_of;
@@ -30,6 +31,8 @@ pub(crate) struct Client {
     pub(crate) names: Arc<[BlockName]>,
     pub(crate) deadline: Option<Timestamp>,
     router: usize,
+    /// When its router was asked first.
+    submitted: Option<Timestamp>,
     /// Tokens it has.
     pub(crate) emitted: u32,
     /// Whether its start was counted.
@@ -39,6 +42,8 @@ pub(crate) struct Client {
     placed: Option<Placed>,
     resumes: u32,
     search: Option<Search>,
+    /// Workers that failed it.
+    excluded: Vec<WorkerRank>,
     first_token: Option<Timestamp>,
     last_token: Timestamp,
 }
@@ -49,6 +54,8 @@ struct Placed {
     prefill: Option<WorkerRank>,
     /// Its sequence there, once it got there.
     key: Option<SequenceKey>,
+    /// Tokens that it had before.
+    emitted_before: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -69,15 +76,21 @@ impl Client {
             names: request.prompt_names(number),
             deadline: (0.0 < deadline_s).then(|| now.after(seconds(deadline_s))),
             router: number % world.router_count(),
+            submitted: None,
             emitted: 0,
             counted: false,
             leg: 0,
             placed: None,
             resumes: 0,
             search: None,
+            excluded: Vec::new(),
             first_token: None,
             last_token: now,
         }
+    }
+
+    pub(super) fn router(&self) -> usize {
+        self.router
     }
 
     /// The decode worker it is placed on.
@@ -100,14 +113,16 @@ impl Client {
             deadline: self.deadline,
             priority: Priority::default(),
             session: None,
-            excluded: Vec::new(),
+            excluded: self.excluded.clone(),
         }
     }
 }
 
 impl World<'_> {
     pub(super) fn submit(&mut self, number: usize) {
-        let client = &self.clients[&number];
+        let now = self.now();
+        let client = self.clients.get_mut(&number).expect("who asks has a client");
+        client.submitted.get_or_insert(now);
         let (router, request) = (client.router, client.place_request(number));
         self.ask_router(router, |router, now| router.submit(request, now));
     }
@@ -118,10 +133,11 @@ impl World<'_> {
         assert!(client.placed.is_none(), "request {number} is placed once at a time");
         client.leg += 1;
         let Placement { decode, prefill, .. } = *placement;
-        client.placed = Some(Placed { decode, prefill, key: None });
+        let emitted_before = client.emitted;
+        client.placed = Some(Placed { decode, prefill, key: None, emitted_before });
         if client.leg == 1 {
             self.measures.placed += 1;
-            self.measures.queued.add(now.since(client.arrived));
+            self.measures.queued.add(now.since(client.submitted.unwrap_or(now)));
             self.measures.expected_tokens += u64::from(placement.expected_cached_tokens);
         }
         let reach = Event::Reach { number, leg: client.leg };
@@ -145,6 +161,24 @@ impl World<'_> {
         self.end(number, outcome);
     }
 
+    /// The worker of a request has its prompt ready.
+    pub(super) fn begun(&mut self, number: usize, report: StartReport) {
+        let client = &self.clients[&number];
+        let placed = client.placed.expect("who starts is placed");
+        let (router, started) = (client.router, LegOutcome::Started(report));
+        self.tell_outcome(router, number, placed.decode, started);
+    }
+
+    fn tell_outcome(
+        &mut self,
+        router: usize,
+        number: usize,
+        worker: WorkerRank,
+        outcome: LegOutcome,
+    ) {
+        self.ask_router(router, |router, now| router.outcome(id_of(number), worker, outcome, now));
+    }
+
     /// The request is at its worker's door.
     pub(super) fn reach(&mut self, number: usize, leg: u32) {
         let Some(client) = self.clients.get(&number).filter(|client| client.leg == leg) else {
@@ -164,7 +198,9 @@ impl World<'_> {
         }
         let prefill = placed.prefill.map(|rank| match member_of(rank) {
             Member::Prefill(place) => place,
-            Member::Decode(_) | Member::Store(_) => unreachable!("prefill is on prefill workers"),
+            Member::Decode(_) | Member::Store(_) | Member::Router(_) => {
+                unreachable!("prefill is on prefill workers")
+            }
         });
         match self.accept(place, number, prefill) {
             Ok(key) => {
@@ -182,13 +218,19 @@ impl World<'_> {
     pub(super) fn lost(&mut self, number: usize) {
         let now = self.now();
         let Some(client) = self.clients.get_mut(&number) else { return };
-        client.placed = None;
+        let placed = client.placed.take();
         client.resumes += 1;
         let search = || Search { ends: now.after(RESUME_WAIT), pause: 2 * PAUSE_MIN };
         client.search.get_or_insert_with(search);
         let (router, over) = (client.router, RESUMES_MAX < client.resumes);
         self.measures.resumed += 1;
-        self.ask_router(router, |router, now| router.finished(id_of(number), now));
+        if let Some(Placed { decode, .. }) = placed {
+            if !client.excluded.contains(&decode) {
+                client.excluded.push(decode);
+            }
+            self.tell_outcome(router, number, decode, LegOutcome::Failed);
+        }
+        self.finish_at(router, number);
         if over {
             self.end(number, Outcome::Lost);
         } else {
@@ -233,7 +275,12 @@ impl World<'_> {
         {
             self.forget_job(place, key);
         }
-        self.ask_router(client.router, |router, now| router.finished(id_of(number), now));
+        if let (Outcome::Finished, Some(placed)) = (outcome, client.placed) {
+            let tokens = client.answer_tokens - placed.emitted_before;
+            let completed = LegOutcome::Completed { tokens };
+            self.tell_outcome(client.router, number, placed.decode, completed);
+        }
+        self.finish_at(client.router, number);
         self.outcome_at(now);
         self.measures.ended(outcome);
         if outcome != Outcome::Finished {

@@ -98,7 +98,7 @@ impl DecodeSide {
             is_stepping: false,
             turn_entered: false,
             link: Link::new(settings.restore_host_ms),
-            pace: Pace::new(settings.pace_by_rows, NEWEST),
+            pace: Pace::new(settings.pace_by_rows, NEWEST, settings.tail_rows_step),
             progress: 0,
             reported: None,
         }

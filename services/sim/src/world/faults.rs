@@ -31,6 +31,7 @@ impl World<'_> {
                 self.stores[store].store.slow = times;
             }
             (FaultKind::Partition, Member::Store(store)) => self.stores[store].is_cut_off = true,
+            (FaultKind::Partition, Member::Router(router)) => self.part_router(router),
             (kind, member) => unreachable!("{kind:?} of {member} is refused when it is read"),
         }
     }
@@ -46,6 +47,7 @@ impl World<'_> {
                 self.stores[store].is_cut_off = false;
                 self.touch(fault.member);
             }
+            (FaultKind::Partition, Member::Router(router)) => self.join_router(router),
             (kind, member) => unreachable!("{kind:?} of {member} is refused when it is read"),
         }
     }
@@ -80,6 +82,7 @@ impl World<'_> {
             }
             // It is dead already.
             Member::Decode(_) | Member::Prefill(_) | Member::Store(_) => return,
+            Member::Router(_) => unreachable!("see the reader of faults"),
         }
         self.agenda.enter(ms(self.settings.event_ms), Event::Left(member));
     }
@@ -89,6 +92,7 @@ impl World<'_> {
             Member::Decode(place) => &mut self.decodes[place].seat,
             Member::Prefill(place) => &mut self.prefills[place].seat,
             Member::Store(place) => &mut self.stores[place].seat,
+            Member::Router(_) => unreachable!("see the reader of faults"),
         };
         if seat.alive {
             return;

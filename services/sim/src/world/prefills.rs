@@ -100,7 +100,7 @@ impl PrefillSide {
             is_stepping: false,
             turn_entered: false,
             link: Link::new(settings.restore_host_ms),
-            pace: Pace::new(settings.pace_by_rows, NEWEST),
+            pace: Pace::new(settings.pace_by_rows, NEWEST, settings.prefill_rows_step),
             progress: 0,
             reported: None,
         }

@@ -23,6 +23,7 @@ impl World<'_> {
             }
             self.touch(member);
         }
+        self.routers_upkeep();
         let waiting = self.clients.values().filter(|client| client.is_waiting()).count();
         self.measures.waiting_most = self.measures.waiting_most.max(waiting);
         self.agenda.enter(self.report_every(), Event::Upkeep);
@@ -62,7 +63,7 @@ impl World<'_> {
             Member::Store(place) if self.stores[place].seat.alive => {
                 (self.stores[place].store.changes(), None)
             }
-            Member::Store(_) => return,
+            Member::Store(_) | Member::Router(_) => return,
         };
         self.tell(member, changes, load);
     }
@@ -79,7 +80,7 @@ impl World<'_> {
             Member::Store(place) if self.stores[place].seat.alive => {
                 self.stores[place].store.state()
             }
-            Member::Decode(_) | Member::Prefill(_) | Member::Store(_) => return,
+            Member::Decode(_) | Member::Prefill(_) | Member::Store(_) | Member::Router(_) => return,
         };
         self.tell(member, changes, None);
     }
@@ -93,6 +94,7 @@ impl World<'_> {
                 let store = &mut self.stores[place];
                 (&mut store.seat, store.is_cut_off)
             }
+            Member::Router(_) => unreachable!("routers hold nothing"),
         };
         let mut events = Vec::with_capacity(changes.len() + 1);
         for change in changes {

@@ -9,10 +9,11 @@ use crate::fault::Member;
 use crate::settings::Settings;
 use crate::store::Store;
 
-/// Numbers of workers: the role in the hundreds.
+/// Numbers of members: the role in the hundreds.
 const DECODE: u32 = 100;
 const PREFILL: u32 = 200;
 const STORE: u32 = 300;
+const ROUTER: u32 = 400;
 
 /// The common part.
 #[derive(Clone, Debug)]
@@ -75,6 +76,7 @@ pub(crate) fn rank(member: Member) -> WorkerRank {
         Member::Decode(place) => (DECODE, place),
         Member::Prefill(place) => (PREFILL, place),
         Member::Store(place) => (STORE, place),
+        Member::Router(place) => (ROUTER, place),
     };
     let place = u32::try_from(place).expect("at most 64 of a role");
     WorkerRank { worker: WorkerId(base + place), rank: DpRank(0) }
@@ -84,6 +86,7 @@ pub(crate) fn rank(member: Member) -> WorkerRank {
 pub(crate) fn member_of(rank: WorkerRank) -> Member {
     let place = |base: u32| usize::try_from(rank.worker.0 - base).expect("at most 64 of a role");
     match rank.worker.0 {
+        ROUTER.. => Member::Router(place(ROUTER)),
         STORE.. => Member::Store(place(STORE)),
         PREFILL.. => Member::Prefill(place(PREFILL)),
         _ => Member::Decode(place(DECODE)),
@@ -95,5 +98,6 @@ pub(crate) fn role(member: Member) -> Role {
         Member::Decode(_) => Role::Decode,
         Member::Prefill(_) => Role::Prefill,
         Member::Store(_) => Role::Store,
+        Member::Router(_) => unreachable!("routers do not join routers"),
     }
 }

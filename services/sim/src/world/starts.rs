@@ -5,16 +5,17 @@ use std::time::Duration;
 use decode::{SequenceKey, TailPlan};
 use kvstore::{SealedSlot, StartCosts, StartPlan, StartQuery, StartRole, plan_start};
 use prefill::PrefillId;
-use shared::{BLOCK_TOKENS, Lineage, Tier, Timestamp};
+use shared::{BLOCK_TOKENS, Lineage, StartReport, Tier, Timestamp, WindowSource};
 
 use super::World;
 use super::decodes::{DecodeHappens, Job};
 use super::lookups::{Located, Stored};
 use super::prefills::Visitor;
+use super::seats::rank;
 use crate::fault::Member;
 use crate::measure::Origin;
 use crate::memory;
-use crate::settings::{GEOMETRY, ms, size, wide};
+use crate::settings::{GEOMETRY, ms, narrow, size, wide};
 
 /// How often one start asks for prefill, and how long a prefill worker may be silent: decode's defaults.
 const ATTEMPTS_MAX: u32 = 3;
@@ -313,6 +314,7 @@ impl World<'_> {
         side.jobs.get_mut(&key).expect("known above").pins = pins;
         let fine_from = GEOMETRY.boundary(known);
         side.scheduler.started(key, TailPlan { next: plan.first_row(), end: known, fine_from });
+        let prefill = start.visit.map(|visit| rank(Member::Prefill(visit.prefill)));
         self.end_visit(&mut start);
         self.touch(Member::Decode(place));
         self.wake_decode(place);
@@ -321,6 +323,22 @@ impl World<'_> {
             let arrived = client.arrived;
             self.measures.started(arrived, prompt_tokens, &origins);
         }
+        let cached: u64 = origins.iter().sum();
+        let replayed = plan.start - plan.first_row();
+        self.begun(
+            number,
+            StartReport {
+                cached_tokens: narrow(cached) * BLOCK_TOKENS,
+                replayed_tokens: replayed,
+                window_source: match replayed {
+                    0 => WindowSource::Object,
+                    rows => WindowSource::Replayed(rows),
+                },
+                exact: replayed == 0,
+                bytes_fetched: 0,
+                prefill,
+            },
+        );
     }
 }
 

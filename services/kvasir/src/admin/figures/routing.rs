@@ -11,6 +11,7 @@ use super::{counters, gauges, head, sample};
 pub(super) fn write(snapshot: &RouterSnapshot, text: &mut String) {
     queue(snapshot, text);
     life(snapshot, text);
+    remembered(snapshot, text);
     predictions(snapshot, text);
     let loads: Vec<(WorkerRank, LoadSnapshot)> =
         snapshot.workers.iter().filter_map(|worker| Some((worker.worker, worker.load?))).collect();
@@ -74,6 +75,11 @@ fn life(snapshot: &RouterSnapshot, text: &mut String) {
                 life.overridden,
             ),
             (
+                "kvasir_router_returned_total",
+                "Workers that came back and were remembered",
+                life.returned,
+            ),
+            (
                 "kvasir_router_warm_up_passed_total",
                 "Placements past a worker that warms up",
                 life.warm_up_passed,
@@ -85,6 +91,12 @@ fn life(snapshot: &RouterSnapshot, text: &mut String) {
             ),
         ],
     );
+}
+
+fn remembered(snapshot: &RouterSnapshot, text: &mut String) {
+    let name = "kvasir_router_remembered_workers";
+    head(text, name, "gauge", "Workers that left and are remembered for their return");
+    sample(text, name, &[], snapshot.remembered);
 }
 
 /// Sums, so that any ratio of them weighs tokens and not requests.
@@ -175,7 +187,7 @@ fn states(loads: &[(WorkerRank, LoadSnapshot)], text: &mut String) {
         ("breaker_open", |load| load.life.breaker == Breaker::Open),
         ("breaker_half_open", |load| load.life.breaker == Breaker::HalfOpen),
         ("wedged", |load| load.life.wedged),
-        ("draining", |load| load.life.draining),
+        ("draining", |load| load.life.draining.is_some()),
         ("warming_up", |load| load.life.warming_up),
     ];
     let name = "kvasir_router_worker_state";

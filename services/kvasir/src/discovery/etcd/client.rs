@@ -11,10 +11,12 @@ use rustls::ClientConfig;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Error as TransportError, Uri};
 use tonic::{Response, Status, Streaming};
 use tower::service_fn;
 
+use super::token::Token;
 use super::{ENTRIES_MAX, Entries, Etcd, HEARTBEAT, entry, name_of, v3};
 use crate::discovery::config::Target;
 use crate::discovery::{ANSWER_MAX, tls};
@@ -32,6 +34,7 @@ const KEEPS_MAX: usize = 4;
 /// A connection.
 pub(super) struct Client {
     channel: Channel,
+    token: Token,
 }
 
 /// What there was at one revision.
@@ -63,14 +66,23 @@ impl Client {
             }
             format!("{url} cannot be reached: {cause}")
         })?;
-        Ok(Self { channel })
+        let token = Token::get(etcd, channel.clone()).await?;
+        Ok(Self { channel, token })
+    }
+
+    fn kv(&self) -> KvClient<InterceptedService<Channel, Token>> {
+        KvClient::with_interceptor(self.channel.clone(), self.token.clone())
+    }
+
+    fn lease(&self) -> LeaseClient<InterceptedService<Channel, Token>> {
+        LeaseClient::with_interceptor(self.channel.clone(), self.token.clone())
     }
 
     /// Every member.
     pub(super) async fn list(&mut self, prefix: &str) -> Result<Listed, String> {
         let (key, range_end) = range(prefix);
         let request = v3::RangeRequest { key, range_end, limit: ENTRIES_MAX, count_only: false };
-        let answer = answered(KvClient::new(self.channel.clone()).range(request)).await?;
+        let answer = answered(self.kv().range(request)).await?;
         if answer.more {
             let count = answer.count;
             return Err(format!(
@@ -89,7 +101,7 @@ impl Client {
     pub(super) async fn ping(&mut self, prefix: &str) -> Result<(), String> {
         let (key, range_end) = range(prefix);
         let request = v3::RangeRequest { key, range_end, limit: 1, count_only: true };
-        answered(KvClient::new(self.channel.clone()).range(request)).await.map(drop)
+        answered(self.kv().range(request)).await.map(drop)
     }
 
     /// What changes from a revision on.
@@ -103,14 +115,15 @@ impl Client {
         let create = v3::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         // The stream of requests stays open as long as the watch is wanted.
         let requests = once(ready(create)).chain(pending());
-        answered(WatchClient::new(self.channel.clone()).watch(requests)).await
+        let (channel, token) = (self.channel.clone(), self.token.clone());
+        answered(WatchClient::with_interceptor(channel, token).watch(requests)).await
     }
 
     /// A new lease.
     pub(super) async fn grant(&mut self, seconds: u64) -> Result<i64, String> {
         let ttl = i64::try_from(seconds).unwrap_or(i64::MAX);
         let request = v3::LeaseGrantRequest { ttl };
-        let answer = answered(LeaseClient::new(self.channel.clone()).lease_grant(request)).await?;
+        let answer = answered(self.lease().lease_grant(request)).await?;
         Ok(answer.id)
     }
 
@@ -122,7 +135,7 @@ impl Client {
         lease: i64,
     ) -> Result<(), String> {
         let request = v3::PutRequest { key, value, lease };
-        answered(KvClient::new(self.channel.clone()).put(request)).await.map(drop)
+        answered(self.kv().put(request)).await.map(drop)
     }
 
     /// Begins to keep a lease.
@@ -133,7 +146,7 @@ impl Client {
         let first = v3::LeaseKeepAliveRequest { id: lease };
         // etcd answers a stream with its first answer, so there must be a question.
         requests.try_send(first).map_err(|_| "a new queue has no room".to_owned())?;
-        let client = LeaseClient::new(self.channel.clone()).lease_keep_alive(stream).await;
+        let client = self.lease().lease_keep_alive(stream).await;
         let mut answers = client.map_err(|status| reason(&status))?.into_inner();
         kept(&mut answers).await?;
         Ok(Keeping { requests, answers, lease })
@@ -142,7 +155,7 @@ impl Client {
     /// Ends a lease, and with it its keys.
     pub(super) async fn revoke(&mut self, lease: i64) -> Result<(), String> {
         let request = v3::LeaseRevokeRequest { id: lease };
-        answered(LeaseClient::new(self.channel.clone()).lease_revoke(request)).await.map(drop)
+        answered(self.lease().lease_revoke(request)).await.map(drop)
     }
 }
 

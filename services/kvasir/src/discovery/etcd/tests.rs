@@ -1,6 +1,8 @@
 //! A real etcd, started as a process of its own: `etcd` of Debian's package etcd-server, which deploy/test.sh installs.
 
+use std::fs::Permissions;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -8,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -160,9 +163,9 @@ impl Member {
             me: member(name),
             identity: authority.identity(name),
             view: Arc::clone(&view),
-            apply: Box::new(move |members| {
+            apply: Box::new(move |found| {
                 *count.lock() += 1;
-                *now.lock() = members;
+                *now.lock() = found.members;
             }),
         };
         let (stop, stopped) = watch::channel(false);
@@ -346,6 +349,98 @@ async fn an_etcd_behind_tls_is_checked_and_members_prove_themselves() {
         let refused = async { Client::connect(&etcd, 0).await?.list(&etcd.prefix()).await };
         assert!(refused.await.is_err());
     }
+}
+
+/// An operator of etcd, through its gateway from JSON.
+struct Root<'a> {
+    server: &'a Server,
+    token: Option<String>,
+}
+
+impl Root<'_> {
+    async fn ask(&self, path: &str, body: serde_json::Value) -> serde_json::Value {
+        let url = format!("{}/v3/auth/{path}", self.server.url());
+        let mut request = reqwest::Client::new().post(url).body(body.to_string());
+        if let Some(token) = &self.token {
+            request = request.header("authorization", token);
+        }
+        let answer = request.send().await.unwrap();
+        let status = answer.status();
+        let text = answer.text().await.unwrap();
+        assert!(status.is_success(), "{path}: {status}: {text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// A user `kvasir` who may use the keys below `/kvasir/`, and from then on nobody without a password.
+    async fn enable(&mut self) {
+        let members =
+            json!({"permType": "READWRITE", "key": "L2t2YXNpci8=", "range_end": "L2t2YXNpcjA="});
+        let steps = [
+            ("user/add", json!({"name": "root", "password": "a root's"})),
+            ("user/grant", json!({"user": "root", "role": "root"})),
+            ("role/add", json!({"name": "members"})),
+            ("role/grant", json!({"name": "members", "perm": members})),
+            ("user/add", json!({"name": "kvasir", "password": PASSWORD})),
+            ("user/grant", json!({"user": "kvasir", "role": "members"})),
+            ("enable", json!({})),
+        ];
+        for (path, body) in steps {
+            self.ask(path, body).await;
+        }
+        let answer =
+            self.ask("authenticate", json!({"name": "root", "password": "a root's"})).await;
+        self.token = Some(answer["token"].as_str().unwrap().to_owned());
+    }
+}
+
+/// What the user `kvasir` says.
+const PASSWORD: &str = "word of 4 members";
+
+#[tokio::test]
+async fn an_etcd_with_users_is_asked_as_one_and_again_when_it_forgets_him() {
+    let (server, authority) = (Server::start(None).await, Authority::new());
+    let mut root = Root { server: &server, token: None };
+    root.enable().await;
+    let files = tempfile::tempdir().unwrap();
+    let user = |name: &str, password: &str| {
+        let password_file = files.path().join(format!("{name}-{}", password.len()));
+        std::fs::write(&password_file, format!("{password}\n")).unwrap();
+        std::fs::set_permissions(&password_file, Permissions::from_mode(0o600)).unwrap();
+        EtcdConfig { user: name.to_owned(), password_file, ..config(&server) }
+    };
+    let listed = async |config: EtcdConfig| {
+        let etcd = Etcd::new(config, authority.identity("router-9"));
+        Client::connect(&etcd, 0).await?.list(&etcd.prefix()).await.map(drop)
+    };
+    listed(user("kvasir", PASSWORD)).await.unwrap();
+    let elsewhere = EtcdConfig { prefix: "/elsewhere/".to_owned(), ..user("kvasir", PASSWORD) };
+    let refusals = [
+        (config(&server), ""),
+        (user("kvasir", "wrong"), "does not take the user kvasir"),
+        (user("nobody", PASSWORD), "does not take the user nobody"),
+        (elsewhere, "permission denied"),
+    ];
+    for (config, word) in refusals {
+        let error = listed(config).await.unwrap_err();
+        assert!(error.contains(word) && !error.contains(PASSWORD), "{word}: {error}");
+    }
+    let start = |name| Member::start(name, user("kvasir", PASSWORD), &authority);
+    let (router, decode) = (start("router-1"), start("decode-1"));
+    router.sees(&["decode-1"]).await;
+    // A new password, though the same, ends every token of the user.
+    root.ask("user/changepw", json!({"name": "kvasir", "password": PASSWORD})).await;
+    until("the router was refused", || {
+        let mut text = String::new();
+        router.view.write(&mut text);
+        (!text.contains("kvasir_discovery_faults_total 0\n")).then_some(())
+    })
+    .await;
+    let store = start("kvstore-1");
+    router.sees(&["decode-1", "kvstore-1"]).await;
+    decode.stop().await;
+    router.sees(&["kvstore-1"]).await;
+    store.stop().await;
+    router.sees(&[]).await;
 }
 
 #[test]

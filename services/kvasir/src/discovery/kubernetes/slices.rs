@@ -1,6 +1,6 @@
 //! `EndpointSlices` as far as they say who is a member, and the members that follow from them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::Deserialize;
@@ -59,6 +59,7 @@ struct Endpoint {
 struct Conditions {
     ready: Option<bool>,
     serving: Option<bool>,
+    terminating: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -108,7 +109,7 @@ impl Slices {
         for slice in slices {
             let role = slice.metadata.labels.get(&self.role_label);
             for endpoint in slice.endpoints.iter().flatten() {
-                if !endpoint.is_serving() {
+                if !endpoint.is_there() {
                     continue;
                 }
                 let role = role.map(String::as_str);
@@ -119,14 +120,32 @@ impl Slices {
         }
         entries
     }
+
+    /// The names of members that are about to end.
+    pub(super) fn ending(&self) -> BTreeSet<String> {
+        let mut ending = BTreeSet::new();
+        for slice in self.slices.values() {
+            let endpoints = slice.endpoints.iter().flatten();
+            for endpoint in endpoints.filter(|endpoint| endpoint.is_terminating()) {
+                let members = endpoint.members(None, slice.ports.as_deref());
+                ending.extend(members.into_iter().map(|(name, _)| name));
+            }
+        }
+        ending
+    }
 }
 
 impl Endpoint {
-    /// At work: ready, or ending and not done yet.
-    fn is_serving(&self) -> bool {
-        let Conditions { ready, serving } = self.conditions;
+    /// Ready, or about to end. One that ends may say that it is not ready, so as to get nothing new, long before it is done.
+    fn is_there(&self) -> bool {
+        let Conditions { ready, serving, .. } = self.conditions;
         // Serving is ready without regard to ending; an API server that does not tell it has no better word than ready.
-        serving.or(ready).unwrap_or(true)
+        let is_ready = serving.or(ready).unwrap_or(true) && ready.unwrap_or(true);
+        self.is_terminating() || is_ready
+    }
+
+    fn is_terminating(&self) -> bool {
+        self.conditions.terminating == Some(true)
     }
 
     /// One member for each rank that has a control port.

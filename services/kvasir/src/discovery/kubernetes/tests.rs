@@ -18,10 +18,9 @@ use tokio_rustls::TlsAcceptor;
 
 use super::slices::id;
 use crate::clock::SystemClock;
-use crate::config::MemberConfig;
 use crate::discovery::tests::{ServerFiles, member, until};
 use crate::discovery::view::Follower;
-use crate::discovery::{KubernetesConfig, View, kubernetes};
+use crate::discovery::{Found, KubernetesConfig, View, kubernetes};
 use crate::identity::MemberRole;
 
 const TOKEN: &str = "a.service.account";
@@ -222,7 +221,7 @@ fn gone() -> Value {
 /// A follower of a server, and what it told.
 struct Following {
     view: Arc<View>,
-    told: Arc<Mutex<Vec<MemberConfig>>>,
+    told: Arc<Mutex<Found>>,
     _account: TempDir,
     _task: JoinSet<()>,
 }
@@ -243,9 +242,9 @@ impl Following {
             ..KubernetesConfig::default()
         };
         let view = View::new(Arc::new(SystemClock::start()));
-        let told: Arc<Mutex<Vec<MemberConfig>>> = Arc::default();
+        let told: Arc<Mutex<Found>> = Arc::default();
         let now = Arc::clone(&told);
-        let apply = Box::new(move |members| *now.lock() = members);
+        let apply = Box::new(move |found| *now.lock() = found);
         let follower = Follower::new(member("router-1"), Arc::clone(&view), apply);
         let mut task = JoinSet::new();
         task.spawn(kubernetes::follow(config, follower));
@@ -254,9 +253,14 @@ impl Following {
 
     async fn sees(&self, expected: &[&str]) {
         let names = || -> Vec<String> {
-            self.told.lock().iter().map(|member| member.name.clone()).collect()
+            self.told.lock().members.iter().map(|member| member.name.clone()).collect()
         };
         until(&format!("the view is {expected:?}"), || (names() == expected).then_some(())).await;
+    }
+
+    async fn sees_ending(&self, expected: &[&str]) {
+        let ending = || self.told.lock().ending.iter().eq(expected.iter());
+        until(&format!("{expected:?} are ending"), || ending().then_some(())).await;
     }
 }
 
@@ -272,7 +276,7 @@ async fn pods_join_when_serving_drain_while_terminating_and_leave() {
     let starting = ("decode-1", 12, false, false);
     api.whole(200, list(10, "", &[decode(9, &[("decode-0", 11, true, false), starting])]));
     following.sees(&["decode-0"]).await;
-    let first = &following.told.lock()[0].clone();
+    let first = &following.told.lock().members[0].clone();
     assert_eq!(first.control, "10.1.0.11:7301".parse().unwrap());
     assert_eq!(first.data, Some("10.1.0.11:7302".parse().unwrap()));
     assert_eq!(first.id, 300_001);
@@ -297,9 +301,20 @@ async fn pods_join_when_serving_drain_while_terminating_and_leave() {
     watch.send(line("MODIFIED", &decode(12, &ending))).unwrap();
     watch.send(line("ADDED", &slice("kvstore", 13, &[("kvstore-0", 21, true, false)]))).unwrap();
     following.sees(&["decode-0", "decode-1", "kvstore-0"]).await;
-    let ended = [("decode-0", 11, false, true), ("decode-1", 12, true, false)];
-    watch.send(line("MODIFIED", &decode(14, &ended))).unwrap();
+    following.sees_ending(&["decode-0"]).await;
+    // Not ready any more, so that it gets nothing new, and still at work; another one is not ready and not ending.
+    let unready = [("decode-0", 11, false, true), ("decode-1", 12, false, false)];
+    watch.send(line("MODIFIED", &decode(14, &unready))).unwrap();
+    following.sees(&["decode-0", "kvstore-0"]).await;
+    following.sees_ending(&["decode-0"]).await;
+    watch.send(line("MODIFIED", &decode(15, &[("decode-1", 12, true, false)]))).unwrap();
     following.sees(&["decode-1", "kvstore-0"]).await;
+    following.sees_ending(&[]).await;
+    // The next pod of that name is another one.
+    watch.send(line("MODIFIED", &decode(16, &[("decode-0", 19, true, false)]))).unwrap();
+    following.sees(&["decode-0", "kvstore-0"]).await;
+    following.sees_ending(&[]).await;
+    watch.send(line("MODIFIED", &decode(17, &[("decode-1", 12, true, false)]))).unwrap();
     watch.send(line("DELETED", &slice("kvstore", 15, &[]))).unwrap();
     following.sees(&["decode-1"]).await;
 }
@@ -352,7 +367,7 @@ async fn pages_are_one_list_and_refusals_keep_the_view() {
     };
     let text = until("the refusals are counted", faults).await;
     assert!(text.contains("kvasir_discovery_answers 0\n"), "{text}");
-    assert_eq!(following.told.lock().len(), 2);
+    assert_eq!(following.told.lock().members.len(), 2);
 }
 
 #[tokio::test]

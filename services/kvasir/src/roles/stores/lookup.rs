@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use shared::{
-    Descriptor, Durability, Flow, Found, Grouped, LocateEvent, Miss, ObjectKey, OfferEvent,
-    RequestContext, Sink, Ticket,
+    Brought, Descriptor, Durability, Flow, Found, Grouped, LocateEvent, Miss, ObjectKey,
+    OfferEvent, RequestContext, Sink, Ticket,
 };
 
 use super::tickets::Tickets;
@@ -32,6 +32,8 @@ struct State {
     rounds: usize,
     /// Nodes of this round that have not answered.
     open: usize,
+    /// What nodes had to bring up, all of them together.
+    brought: Brought,
     /// None once the worker was answered or let go.
     sink: Option<Box<dyn Sink<LocateEvent>>>,
 }
@@ -80,7 +82,14 @@ impl Lookup {
     ) -> Ticket {
         let wanted = |key| Wanted { key, found: Err(Miss::NotAsked), found_in: 0, lacking: None };
         let keys = keys.into_iter().map(wanted).collect();
-        let state = State { keys, orders, rounds: 0, open: 0, sink: Some(sink) };
+        let state = State {
+            keys,
+            orders,
+            rounds: 0,
+            open: 0,
+            brought: Brought::default(),
+            sink: Some(sink),
+        };
         let lookup = Arc::new(Self {
             context,
             nodes,
@@ -101,7 +110,7 @@ impl Lookup {
         let mut batches: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         {
             let mut state = self.state.lock();
-            let State { keys, orders, rounds, open, sink } = &mut *state;
+            let State { keys, orders, rounds, open, sink, .. } = &mut *state;
             if sink.is_some() {
                 for (index, wanted) in keys.iter().enumerate() {
                     if wanted.found.is_err()
@@ -129,7 +138,7 @@ impl Lookup {
         };
         let mut part = Part { lookup: Arc::clone(self), node, asked, done: false };
         let sink = move |event: LocateEvent| {
-            part.answer(Some(event.found));
+            part.answer(Some(event));
             Flow::Open
         };
         let ticket = self.nodes[node].store.locate(self.context, keys, Box::new(sink));
@@ -137,18 +146,20 @@ impl Lookup {
     }
 
     /// Takes one node's answer about the keys with these indices; none when it said nothing.
-    fn take(self: &Arc<Self>, node: usize, asked: &[usize], found: Option<Vec<Found>>) {
+    fn take(self: &Arc<Self>, node: usize, asked: &[usize], event: Option<LocateEvent>) {
         let round_is_over = {
             let mut state = self.state.lock();
             let round = state.rounds;
-            let found = found.filter(|found| {
-                let fits = found.len() == asked.len();
+            let event = event.filter(|event| {
+                let fits = event.found.len() == asked.len();
                 if !fits {
                     tracing::warn!("a store node answered a lookup with a wrong number of objects");
                 }
                 fits
             });
-            let found = found.unwrap_or_else(|| vec![Err(Miss::NoAnswer); asked.len()]);
+            let nothing = || LocateEvent::at_once(vec![Err(Miss::NoAnswer); asked.len()]);
+            let LocateEvent { found, brought } = event.unwrap_or_else(nothing);
+            state.brought = state.brought.and(brought);
             for (index, copy) in asked.iter().zip(found) {
                 state.keys[*index].answered(node, round, copy);
             }
@@ -163,7 +174,7 @@ impl Lookup {
     /// Answers the worker, then has copied what was not found where it belongs.
     fn finish(&self) {
         let mut copies: BTreeMap<usize, Vec<Grouped<Descriptor>>> = BTreeMap::new();
-        let (mut sink, found) = {
+        let (mut sink, event) = {
             let mut state = self.state.lock();
             let Some(sink) = state.sink.take() else { return };
             for wanted in &state.keys {
@@ -173,9 +184,10 @@ impl Lookup {
                     copies.entry(node).or_default().push(Grouped { item, group });
                 }
             }
-            (sink, state.keys.iter().map(|wanted| wanted.found).collect())
+            let found = state.keys.iter().map(|wanted| wanted.found).collect();
+            (sink, LocateEvent { found, brought: state.brought })
         };
-        if sink.emit(LocateEvent { found }) == Flow::Closed {
+        if sink.emit(event) == Flow::Closed {
             self.tickets.release();
             return;
         }
@@ -211,10 +223,10 @@ struct Part {
 }
 
 impl Part {
-    fn answer(&mut self, found: Option<Vec<Found>>) {
+    fn answer(&mut self, event: Option<LocateEvent>) {
         if !self.done {
             self.done = true;
-            self.lookup.take(self.node, &self.asked, found);
+            self.lookup.take(self.node, &self.asked, event);
         }
     }
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use shared::{
-    BlockName, BlockStore, Descriptor, DpRank, Durability, Flow, Found, Generation, Grouped,
-    LocateEvent, Location, ManualClock, Miss, ObjectKey, ObjectKind, OfferEvent, OfferOutcome,
-    RegionId, RequestContext, Sink, SlotIndex, Ticket, WorkerId, WorkerRank, owners,
+    BlockName, BlockStore, Brought, Descriptor, DpRank, Durability, Flow, Found, Generation,
+    Grouped, LocateEvent, Location, ManualClock, Miss, ObjectKey, ObjectKind, OfferEvent,
+    OfferOutcome, RegionId, RequestContext, Sink, SlotIndex, Ticket, WorkerId, WorkerRank, owners,
 };
 
 use super::{StoreNode, Stores, StoresStats};
@@ -87,9 +87,11 @@ impl Node {
                 }
                 let held = self.held.lock();
                 let found = |key: &ObjectKey| held.get(key).copied().ok_or(Miss::NeverStored);
-                let found = keys.iter().map(found).collect();
+                let found: Vec<Found> = keys.iter().map(found).collect();
+                let disk = u32::try_from(found.iter().flatten().count()).unwrap();
                 drop(held);
-                let _: Flow = sink.emit(LocateEvent { found });
+                let _: Flow =
+                    sink.emit(LocateEvent { found, brought: Brought { disk, remote: 0 } });
             }
             Asked::Offer(objects, mut sink, pin) => {
                 for object in objects {
@@ -229,7 +231,8 @@ fn locate(stores: &Stores, keys: &[Grouped<ObjectKey>]) -> (Ticket, Vec<Option<u
     let ticket = stores.locate(RequestContext::NONE, keys.to_vec(), sink);
     assert!(events.is_over());
     let events = events.events.lock();
-    let [LocateEvent { found }] = &events[..] else { panic!("{} events", events.len()) };
+    let [LocateEvent { found, brought }] = &events[..] else { panic!("{} events", events.len()) };
+    assert_eq!(usize::try_from(brought.disk), Ok(found.iter().flatten().count()));
     let worker = |copy: &Found| copy.ok().map(|copy| copy.location.region.owner().worker.0);
     (ticket, found.iter().map(worker).collect())
 }

@@ -66,7 +66,9 @@ async fn a_request_is_one_trace_through_its_legs() {
     let finished = PrefillEvent::Finished { replayed_tokens: 0, window_source: WindowSource::Cold };
     assert_eq!(blocks.emit(PrefillEvent::Waiting), Flow::Open);
     assert_eq!(blocks.emit(finished), Flow::Open);
-    for event in [STARTED, DecodeEvent::Token(TokenId(4)), DecodeEvent::Token(TokenId(5))] {
+    for event in
+        [STARTED, DecodeEvent::Token(TokenId(4), None), DecodeEvent::Token(TokenId(5), None)]
+    {
         assert_eq!(answer.emit(event), Flow::Open);
     }
     assert_eq!(answer.emit(DecodeEvent::Finished(FinishReason::Length)), Flow::Open);
@@ -203,7 +205,7 @@ async fn every_end_of_a_request_ends_its_span() {
         let flow = if matches!(end, End::CallerClosed) { Flow::Closed } else { Flow::Open };
         let ticket = border.submit(decode_request(1, CLIENT), listener(flow));
         let (_, mut sink) = shelf.take();
-        assert_eq!(sink.emit(DecodeEvent::Token(TokenId(9))), flow);
+        assert_eq!(sink.emit(DecodeEvent::Token(TokenId(9), None)), flow);
         match end {
             End::TicketDropped => drop(ticket),
             End::SinkDropped => drop(sink),

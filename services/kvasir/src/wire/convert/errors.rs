@@ -38,6 +38,8 @@ impl From<ServeError> for v1::ServeError {
                 Kind::NeverFits(v1::NeverFits { slots, slots_max })
             }
             ServeError::Unsupported { what } => Kind::Unsupported(text_to_wire(&what)),
+            ServeError::GrammarRefused { what } => Kind::GrammarRefused(text_to_wire(&what)),
+            ServeError::GrammarFailed { what } => Kind::GrammarFailed(text_to_wire(&what)),
             ServeError::NamesDiffer { index } => Kind::NamesDiffer(count(index)),
             ServeError::WorkerLost { worker } => Kind::WorkerLost(worker.into()),
             ServeError::NoWorker { role } => Kind::NoWorker(role.to_owned()),
@@ -72,6 +74,12 @@ impl TryFrom<v1::ServeError> for ServeError {
             }
             Kind::Unsupported(what) => {
                 Self::Unsupported { what: text_from_wire(what, "failed.unsupported")? }
+            }
+            Kind::GrammarRefused(what) => {
+                Self::GrammarRefused { what: text_from_wire(what, "failed.grammar_refused")? }
+            }
+            Kind::GrammarFailed(what) => {
+                Self::GrammarFailed { what: text_from_wire(what, "failed.grammar_failed")? }
             }
             Kind::NamesDiffer(index) => Self::NamesDiffer { index: size(index) },
             Kind::WorkerLost(worker) => Self::WorkerLost { worker: worker.try_into()? },

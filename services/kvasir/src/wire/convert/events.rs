@@ -4,11 +4,12 @@
 //! the last say that more follows; an [`Assembler`] puts them together again.
 
 use shared::{
-    BlockName, CacheChange, CacheEvent, CacheQuestion, DecodeEvent, FinishReason, LoadReport,
-    LocateEvent, Miss, OfferEvent, OfferOutcome, PrefillEvent, RANGES, RangeDigests, RangeSet,
-    StartReport, Tier, TokenId, WindowSource, WorkerEvent, WorkerRates,
+    BlockName, Brought, CacheChange, CacheEvent, CacheQuestion, DecodeEvent, FinishReason,
+    LoadReport, LocateEvent, Miss, OfferEvent, OfferOutcome, PrefillEvent, RANGES, RangeDigests,
+    RangeSet, StartReport, Tier, TokenId, WindowSource, WorkerEvent, WorkerRates,
 };
 
+use super::constraints::{scored_from_wire, scored_to_wire};
 use super::{
     CHANGE_NAMES_MAX, OBJECTS_MAX, PART_NAMES_MAX, WireError, bounded, names_from_wire,
     names_to_wire, required, v1,
@@ -77,7 +78,10 @@ impl From<DecodeEvent> for v1::DecodeEvent {
     fn from(event: DecodeEvent) -> Self {
         let event = match event {
             DecodeEvent::Started(report) => Decoded::Started(report.into()),
-            DecodeEvent::Token(token) => Decoded::Token(token.0),
+            DecodeEvent::Token(token, None) => Decoded::Token(token.0),
+            DecodeEvent::Token(token, Some(logprobs)) => {
+                Decoded::Scored(scored_to_wire(token, &logprobs))
+            }
             DecodeEvent::Finished(FinishReason::Stop) => {
                 Decoded::Finished(v1::FinishReason::Stop.into())
             }
@@ -96,7 +100,11 @@ impl TryFrom<v1::DecodeEvent> for DecodeEvent {
     fn try_from(message: v1::DecodeEvent) -> Result<Self, WireError> {
         Ok(match required(message.event, "event")? {
             Decoded::Started(report) => Self::Started(report.try_into()?),
-            Decoded::Token(token) => Self::Token(TokenId(token)),
+            Decoded::Token(token) => Self::Token(TokenId(token), None),
+            Decoded::Scored(scored) => {
+                let (token, logprobs) = scored_from_wire(scored)?;
+                Self::Token(token, Some(Box::new(logprobs)))
+            }
             Decoded::Finished(reason) => match v1::FinishReason::try_from(reason) {
                 Ok(v1::FinishReason::Stop) => Self::Finished(FinishReason::Stop),
                 Ok(v1::FinishReason::Length) => Self::Finished(FinishReason::Length),
@@ -162,7 +170,8 @@ impl From<LocateEvent> for v1::LocateEvent {
                 Err(miss) => v1::Found { descriptor: None, miss: v1::Miss::from(miss).into() },
             })
             .collect();
-        Self { found }
+        let Brought { disk, remote } = event.brought;
+        Self { found, brought_disk: disk, brought_remote: remote }
     }
 }
 
@@ -179,7 +188,8 @@ impl TryFrom<v1::LocateEvent> for LocateEvent {
                 None => Ok(Err(miss_from_wire(miss)?)),
             })
             .collect::<Result<_, WireError>>()?;
-        Ok(Self { found })
+        let brought = Brought { disk: message.brought_disk, remote: message.brought_remote };
+        Ok(Self { found, brought })
     }
 }
 
@@ -370,13 +380,41 @@ fn load(message: v1::Load) -> Result<WorkerEvent, WireError> {
 }
 
 fn rates_to_wire(rates: WorkerRates) -> v1::Rates {
-    let WorkerRates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns } = rates;
-    v1::Rates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns }
+    let WorkerRates {
+        step_ns,
+        restore_host_ns,
+        restore_disk_ns,
+        restore_remote_ns,
+        restore_peer_ns,
+        handoff_ns,
+    } = rates;
+    v1::Rates {
+        step_ns,
+        restore_host_ns,
+        restore_disk_ns,
+        restore_remote_ns,
+        restore_peer_ns,
+        handoff_ns,
+    }
 }
 
 fn rates_from_wire(message: v1::Rates) -> WorkerRates {
-    let v1::Rates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns } = message;
-    WorkerRates { step_ns, restore_host_ns, restore_peer_ns, handoff_ns }
+    let v1::Rates {
+        step_ns,
+        restore_host_ns,
+        restore_disk_ns,
+        restore_remote_ns,
+        restore_peer_ns,
+        handoff_ns,
+    } = message;
+    WorkerRates {
+        step_ns,
+        restore_host_ns,
+        restore_disk_ns,
+        restore_remote_ns,
+        restore_peer_ns,
+        handoff_ns,
+    }
 }
 
 fn cache_event(message: v1::CacheEvent) -> Result<CacheEvent, WireError> {

@@ -1,9 +1,14 @@
 //! Requests. A deadline becomes the milliseconds left on the sender's clock and a moment on the receiver's.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use shared::{DecodeRequest, Lineage, PrefillRequest, Root, Sampling, TenantTag, Timestamp};
 
+use super::constraints::{
+    constraint_from_wire, constraint_to_wire, finite, logit_bias_from_wire, logprobs_from_wire,
+    token_values_to_wire,
+};
 use super::{
     NAMES_MAX, WireError, bytes_32, names_from_wire, names_to_wire, request_id, required,
     tokens_from_wire, tokens_to_wire, trace_from_wire, trace_to_wire, v1,
@@ -25,6 +30,9 @@ pub(in crate::wire) fn decode_request_to_wire(
         names: names_to_wire(&request.names),
         lineage: lineage_to_wire(request.lineage),
         sampling: Some(request.sampling.into()),
+        logit_bias: token_values_to_wire(&request.logit_bias),
+        logprobs: request.logprobs.map(Into::into),
+        constraint: request.constraint.as_deref().map(constraint_to_wire),
         stop_ids: tokens_to_wire(&request.stop_ids),
         output_tokens_max: request.output_tokens_max,
         prefill: request.prefill.map(Into::into),
@@ -49,6 +57,9 @@ pub(in crate::wire) fn decode_request_from_wire(
         names: names_from_wire(&message.names, NAMES_MAX, "names")?,
         lineage: lineage_from_wire(message.lineage)?,
         sampling: required(message.sampling, "sampling")?.try_into()?,
+        logit_bias: logit_bias_from_wire(message.logit_bias)?,
+        logprobs: message.logprobs.map(logprobs_from_wire).transpose()?,
+        constraint: message.constraint.map(constraint_from_wire).transpose()?.map(Arc::new),
         stop_ids: tokens_from_wire(&message.stop_ids, "stop_ids")?,
         output_tokens_max: message.output_tokens_max,
         prefill: message.prefill.map(TryInto::try_into).transpose()?,
@@ -105,8 +116,16 @@ fn lineage_from_wire(value: i32) -> Result<Lineage, WireError> {
 
 impl From<Sampling> for v1::Sampling {
     fn from(sampling: Sampling) -> Self {
-        let Sampling { temperature, top_p, seed } = sampling;
-        Self { temperature, top_p, seed }
+        let Sampling {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            frequency_penalty,
+            presence_penalty,
+            seed,
+        } = sampling;
+        Self { temperature, top_p, seed, top_k, min_p, frequency_penalty, presence_penalty }
     }
 }
 
@@ -114,13 +133,24 @@ impl TryFrom<v1::Sampling> for Sampling {
     type Error = WireError;
 
     fn try_from(message: v1::Sampling) -> Result<Self, WireError> {
-        let v1::Sampling { temperature, top_p, seed } = message;
-        for (field, value) in [("sampling.temperature", temperature), ("sampling.top_p", top_p)] {
-            if !value.is_finite() {
-                let (found, expected) = (value.to_string(), "a finite number");
-                return Err(WireError::Range { field, found, expected });
-            }
+        let v1::Sampling {
+            temperature,
+            top_p,
+            seed,
+            top_k,
+            min_p,
+            frequency_penalty,
+            presence_penalty,
+        } = message;
+        for (field, value) in [
+            ("sampling.temperature", temperature),
+            ("sampling.top_p", top_p),
+            ("sampling.min_p", min_p),
+            ("sampling.frequency_penalty", frequency_penalty),
+            ("sampling.presence_penalty", presence_penalty),
+        ] {
+            finite(value, field)?;
         }
-        Ok(Self { temperature, top_p, seed })
+        Ok(Self { temperature, top_p, top_k, min_p, frequency_penalty, presence_penalty, seed })
     }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use prost::Message;
 use shared::{
-    BlockName, CacheChange, CacheEvent, CacheQuestion, DecodeEvent, DecodeRequest, Descriptor,
-    DpRank, Durability, FinishReason, Generation, Lineage, LoadReport, LocateEvent, Location, Miss,
-    ObjectKey, ObjectKind, OfferEvent, OfferOutcome, PrefillEvent, PrefillRequest, RangeDigests,
-    RegionId, RequestContext, RequestId, Root, Sampling, ServeError, SlotIndex, StartReport,
-    TenantTag, Tier, Timestamp, TokenId, TraceContext, WindowSource, WorkerEvent, WorkerId,
-    WorkerRank, WorkerRates,
+    BlockName, Brought, CacheChange, CacheEvent, CacheQuestion, Constraint, DecodeEvent,
+    DecodeRequest, Descriptor, DpRank, Durability, FinishReason, Generation, Grammar, Lineage,
+    LoadReport, LocateEvent, Location, Miss, ObjectKey, ObjectKind, OfferEvent, OfferOutcome,
+    PrefillEvent, PrefillRequest, RangeDigests, RegionId, RequestContext, RequestId, Root,
+    Sampling, ServeError, SlotIndex, StartReport, TenantTag, Tier, Timestamp, TokenId,
+    TokenLogprobs, TraceContext, WindowSource, WorkerEvent, WorkerId, WorkerRank, WorkerRates,
 };
 
 use super::{
@@ -70,12 +70,27 @@ fn decode_request() -> DecodeRequest {
         root: Root::from_bytes([8; 32]),
         names: Arc::from([BlockName([1; 16]), BlockName([2; 16])]),
         lineage: Lineage::Bounded,
-        sampling: Sampling { temperature: 0.7, top_p: 0.95, seed: u64::MAX },
+        sampling: Sampling {
+            temperature: 0.7,
+            top_p: 0.95,
+            top_k: 40,
+            min_p: 0.05,
+            frequency_penalty: -0.5,
+            presence_penalty: 1.5,
+            seed: u64::MAX,
+        },
+        logit_bias: Arc::from([(TokenId(3), -100.0), (TokenId(9), 2.5)]),
+        logprobs: Some(20),
+        constraint: Some(Arc::new(constraint(Grammar::Json("{}".to_owned())))),
         stop_ids: vec![TokenId(1), TokenId(2)],
         output_tokens_max: 99,
         prefill: Some(worker(4)),
         deadline: Some(NOW.after(Duration::from_millis(1_500))),
     }
+}
+
+fn constraint(grammar: Grammar) -> Constraint {
+    Constraint { grammar, trigger: vec![TokenId(7), TokenId(7)], bound: Some(TokenId(0)) }
 }
 
 fn prefill_request() -> PrefillRequest {
@@ -114,12 +129,20 @@ fn requests_come_back() {
         names: Arc::from([]),
         lineage: Lineage::Exact,
         sampling: Sampling::GREEDY,
+        logit_bias: Arc::from([]),
+        logprobs: None,
+        constraint: None,
         stop_ids: Vec::new(),
         prefill: None,
         deadline: None,
         ..decode_request()
     };
-    for request in [decode_request(), bare] {
+    let grammars = [Grammar::Regex, Grammar::Ebnf, Grammar::Server].map(|kind| {
+        let constraint = constraint(kind("a".to_owned()));
+        let constraint = Constraint { trigger: Vec::new(), bound: None, ..constraint };
+        DecodeRequest { constraint: Some(Arc::new(constraint)), ..decode_request() }
+    });
+    for request in grammars.into_iter().chain([decode_request(), bare]) {
         let message = through(&decode_request_to_wire(&request, NOW));
         let back = decode_request_from_wire(message, NOW).unwrap();
         assert_eq!(format!("{back:?}"), format!("{request:?}"));
@@ -176,7 +199,10 @@ fn events_of_requests_come_back() {
         let finished = PrefillEvent::Finished { replayed_tokens: 3, window_source };
         same::<_, v1::PrefillEvent>(finished);
     }
-    same::<_, v1::DecodeEvent>(DecodeEvent::Token(TokenId(0)));
+    same::<_, v1::DecodeEvent>(DecodeEvent::Token(TokenId(0), None));
+    let top = vec![(TokenId(4), -0.25), (TokenId(2), -1.5)];
+    let scored = Some(Box::new(TokenLogprobs { logprob: -1.5, top }));
+    same::<_, v1::DecodeEvent>(DecodeEvent::Token(TokenId(2), scored));
     for reason in [FinishReason::Stop, FinishReason::Length] {
         same::<_, v1::DecodeEvent>(DecodeEvent::Finished(reason));
     }
@@ -192,8 +218,9 @@ fn events_of_requests_come_back() {
     }
     same::<_, v1::LocateEvent>(LocateEvent {
         found: MISSES.map(Err).into_iter().chain([Ok(block), Ok(window)]).collect(),
+        brought: Brought { disk: 3, remote: 4 },
     });
-    same::<_, v1::LocateEvent>(LocateEvent { found: Vec::new() });
+    same::<_, v1::LocateEvent>(LocateEvent::at_once(Vec::new()));
     for outcome in [
         OfferOutcome::Stored,
         OfferOutcome::AlreadyHeld,
@@ -289,7 +316,14 @@ fn worker_events_come_back_in_as_many_parts_as_they_need() {
         rows_per_second: 6.5,
         progress: 7,
         draining: true,
-        rates: WorkerRates { step_ns: 8, restore_host_ns: 9, restore_peer_ns: 10, handoff_ns: 11 },
+        rates: WorkerRates {
+            step_ns: 8,
+            restore_host_ns: 9,
+            restore_disk_ns: 10,
+            restore_remote_ns: 11,
+            restore_peer_ns: 12,
+            handoff_ns: 13,
+        },
     };
     let mut digests = RangeDigests::default();
     names(900).into_iter().for_each(|name| digests.add(name, Tier::Disk));
@@ -406,7 +440,7 @@ fn malformed_events_name_their_field() {
     let short = v1::ObjectKey { kind: 1, name: vec![0; 15] };
     let located = |descriptor| {
         let found = vec![v1::Found { descriptor: Some(descriptor), miss: 0 }];
-        fault(LocateEvent::try_from(v1::LocateEvent { found }))
+        fault(LocateEvent::try_from(v1::LocateEvent { found, ..Default::default() }))
     };
     let with_key = |key| v1::Descriptor { key: Some(key), ..Default::default() };
     let many = vec![v1::Found::default(); OBJECTS_MAX + 1];
@@ -431,7 +465,10 @@ fn malformed_events_name_their_field() {
         ),
         (located(with_key(unknown)), "key.kind has the unknown value 3"),
         (located(with_key(short)), "key.name has 15 bytes"),
-        (fault(LocateEvent::try_from(v1::LocateEvent { found: many })), "found has 65537"),
+        (
+            fault(LocateEvent::try_from(v1::LocateEvent { found: many, ..Default::default() })),
+            "found has 65537",
+        ),
         (offered(None, 1), "key is missing"),
         (offered(key, 5), "outcome has the unknown value 5"),
     ];
@@ -518,7 +555,7 @@ fn malformed_member_messages_name_their_field() {
 #[test]
 fn golden_bytes_stay_as_they_are() {
     let hex = |bytes: Vec<u8>| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let token = v1::DecodeEvent::from(DecodeEvent::Token(TokenId(129_279)));
+    let token = v1::DecodeEvent::from(DecodeEvent::Token(TokenId(129_279), None));
     let lost = ServeError::WorkerLost { worker: worker(3) };
     let failed = v1::DecodeEvent::from(DecodeEvent::Failed(lost));
     let sealed =

@@ -43,8 +43,8 @@ async fn an_answer_streams_through() {
         assert_eq!((at_worker.request.id, at_worker.request.trace), (request.id, request.trace));
         let told = [
             started(),
-            DecodeEvent::Token(TokenId(5)),
-            DecodeEvent::Token(TokenId(1)),
+            DecodeEvent::Token(TokenId(5), None),
+            DecodeEvent::Token(TokenId(1), None),
             DecodeEvent::Finished(FinishReason::Stop),
         ];
         for event in &told {
@@ -100,7 +100,7 @@ async fn a_dropped_ticket_cancels_at_the_other_side() {
     assert_eq!(events.recv().await, Some(started()));
     drop(ticket);
     assert!(at_worker.ended.await.is_err());
-    assert_eq!(at_worker.sink.emit(DecodeEvent::Token(TokenId(1))), Flow::Closed);
+    assert_eq!(at_worker.sink.emit(DecodeEvent::Token(TokenId(1), None)), Flow::Closed);
     assert_eq!(events.recv().await, None, "who cancelled is told nothing");
 
     // A sink that closes means the same.
@@ -168,7 +168,7 @@ async fn lookups_pin_and_offers_are_answered_one_by_one() {
     let ticket = remote.locate(CONTEXT, asked(&keys), sink);
     let mut at_store = lookups.recv().await.unwrap();
     assert_eq!(at_store.request, (CONTEXT, keys));
-    let found = LocateEvent { found: vec![Err(Miss::Evicted), Ok(descriptor(2))] };
+    let found = LocateEvent::at_once(vec![Err(Miss::Evicted), Ok(descriptor(2))]);
     assert_eq!(at_store.sink.emit(found.clone()), Flow::Open);
     drop(at_store.sink);
     assert_eq!(events.recv().await, Some(found));

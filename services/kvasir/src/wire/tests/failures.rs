@@ -36,7 +36,7 @@ async fn a_dead_peer_ends_every_call_once_and_a_restarted_one_is_connected_again
     let (sink, mut events) = listen();
     let _running = remote.submit(decode_request(3), sink);
     let mut at_worker = submitted.recv().await.unwrap();
-    let token = DecodeEvent::Token(TokenId(5));
+    let token = DecodeEvent::Token(TokenId(5), None);
     assert_eq!(at_worker.sink.emit(token.clone()), Flow::Open);
     assert_eq!(events.recv().await, Some(token));
 
@@ -98,7 +98,7 @@ async fn a_dead_store_finds_nothing_and_takes_nothing() {
     ready(&link).await;
     let remote = RemoteStore::new(Arc::clone(&link));
     let keys = vec![descriptor(1).key, descriptor(2).key];
-    let nothing = LocateEvent { found: vec![Err(Miss::NoAnswer); 2] };
+    let nothing = LocateEvent::at_once(vec![Err(Miss::NoAnswer); 2]);
     let dropped =
         [1, 2].map(|name| OfferEvent { key: descriptor(name).key, outcome: OfferOutcome::Dropped });
     let (sink, mut found) = listen();
@@ -235,7 +235,7 @@ async fn a_server_that_stops_lets_answers_end_and_ends_watches() {
     let mut at_worker = submitted.recv().await.unwrap();
     server.stop.send(true).unwrap();
     assert_eq!(told.recv().await, Some(Watched::Interrupted));
-    for event in [DecodeEvent::Token(TokenId(1)), DecodeEvent::Finished(FinishReason::Stop)] {
+    for event in [DecodeEvent::Token(TokenId(1), None), DecodeEvent::Finished(FinishReason::Stop)] {
         assert_eq!(at_worker.sink.emit(event.clone()), Flow::Open);
         assert_eq!(events.recv().await, Some(event));
     }

@@ -52,7 +52,7 @@ async fn a_call_that_the_role_does_not_allow_is_refused_with_both_names() {
         asked(&[descriptor(1).key]),
         sink,
     );
-    assert_eq!(events.recv().await, Some(LocateEvent { found: vec![Err(Miss::NoAnswer)] }));
+    assert_eq!(events.recv().await, Some(LocateEvent::at_once(vec![Err(Miss::NoAnswer)])));
     let (sink, mut events) = listen();
     let _watch = watch(&link, sink);
     assert_eq!(events.recv().await, Some(Watched::Interrupted), "it never begins");

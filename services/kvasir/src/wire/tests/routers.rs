@@ -10,7 +10,7 @@ use crate::wire::{HeardRouter, RouterHub, RouterNews, Services, watch_router};
 
 fn reservation(id: u128) -> Reservation {
     let (decode, prefill) = (worker("decode-3"), Some((worker("prefill-2"), 640)));
-    Reservation { id: RequestId(id), decode, decode_rows: 140, prefill }
+    Reservation { id: RequestId(id), decode, decode_rows: 140, prefill, names: Arc::default() }
 }
 
 async fn asked(hub: &RouterHub) {

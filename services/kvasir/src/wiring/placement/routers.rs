@@ -35,7 +35,7 @@ impl Loop {
         let actions = match heard {
             HeardRouter::News(RouterNews::All(all)) => ours.peer_holds(router, all, now),
             HeardRouter::News(RouterNews::Placed(reservation)) => {
-                ours.peer_placed(router, *reservation, now);
+                ours.peer_placed(router, reservation, now);
                 Vec::new()
             }
             HeardRouter::News(RouterNews::Finished(id)) => ours.peer_finished(router, *id, now),

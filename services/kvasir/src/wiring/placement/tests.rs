@@ -1,14 +1,16 @@
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use router::{Role, Router, RouterConfig};
+use router::{DrainSource, LegEnd, Role, Router, RouterConfig};
 use shared::{
     Clock, DpRank, Flow, LegOutcome, LoadReport, ManualClock, PlaceEvent, PlaceRequest, Placer,
-    Priority, RequestId, ServeError, StartGeometry, TenantId, Ticket, WorkerEvent, WorkerId,
-    WorkerRank,
+    Priority, RequestId, ServeError, StartGeometry, StartReport, TenantId, Ticket, WindowSource,
+    WorkerEvent, WorkerId, WorkerRank,
 };
 
-use super::{PERIOD, Placement, PlacementParts, Told};
+use crate::explain::{ExplainConfig, Predictions};
+
+use super::{DrainWord, PERIOD, Placement, PlacementParts, Told};
 
 const DECODE: WorkerRank = WorkerRank { worker: WorkerId(1), rank: DpRank(0) };
 
@@ -22,6 +24,16 @@ fn start_polling(
     clock: Arc<dyn Clock>,
     poll: Box<dyn FnMut() -> Vec<WorkerEvent> + Send>,
 ) -> Placement {
+    let predictions = Predictions::new(&ExplainConfig::default());
+    start_comparing(requests_max, running_max, clock, (poll, predictions))
+}
+
+fn start_comparing(
+    requests_max: usize,
+    running_max: u32,
+    clock: Arc<dyn Clock>,
+    (poll, predictions): (Box<dyn FnMut() -> Vec<WorkerEvent> + Send>, Arc<Predictions>),
+) -> Placement {
     let geometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 5 };
     let mut config = RouterConfig::with_defaults(geometry);
     config.admission.decode_running_max = running_max;
@@ -32,7 +44,7 @@ fn start_polling(
         clock,
         poll,
         resync: Box::new(|_, _| ()),
-        placed: Box::new(|_| ()),
+        predictions,
         hub: None,
     })
     .unwrap()
@@ -157,6 +169,56 @@ fn outcomes_and_drains_reach_the_router() {
     };
     shows(&|snapshot| 256 < snapshot.answer_tokens);
     shows(&|snapshot| snapshot.life.drains == 1);
+}
+
+#[test]
+fn an_operator_drains_a_worker_and_takes_it_back() {
+    let placement = start(8, 8);
+    let told = |word| placement.drain(DECODE, word).unwrap().blocking_recv().unwrap();
+    let within = Some(std::time::Duration::from_secs(9));
+    for begin in [None, within] {
+        let life = told(DrainWord::Begin(begin)).unwrap();
+        assert_eq!(life.draining, Some(DrainSource::Operator));
+        let (_ticket, events) = submit(&placement, 1);
+        let refused = ServeError::NoWorker { role: "decode" };
+        assert_eq!(events.recv().unwrap(), PlaceEvent::Refused(refused));
+        assert_eq!(told(DrainWord::End).unwrap().draining, None);
+        let (_ticket, events) = submit(&placement, 2);
+        assert!(matches!(events.recv().unwrap(), PlaceEvent::Placed(_)));
+    }
+    let stranger = WorkerRank { worker: WorkerId(77), ..DECODE };
+    let answer = placement.drain(stranger, DrainWord::End).unwrap();
+    assert_eq!(answer.blocking_recv().unwrap(), None);
+}
+
+/// Who looks sees what was told before, in the record and in what the alarm goes by: each start once.
+#[test]
+fn a_start_is_compared_with_what_the_router_expected() {
+    let predictions = Predictions::new(&ExplainConfig::default());
+    let clock = Arc::new(ManualClock::new());
+    let parts = (Box::new(Vec::new) as _, Arc::clone(&predictions));
+    let placement = start_comparing(8, 8, clock as _, parts);
+    let (ticket, events) = submit(&placement, 1);
+    events.recv().unwrap();
+    let report = StartReport {
+        cached_tokens: 512,
+        replayed_tokens: 0,
+        window_source: WindowSource::Cold,
+        exact: true,
+        bytes_fetched: 0,
+        prefill: None,
+    };
+    for id in [1, 1, 9] {
+        placement.outcome(RequestId(id), DECODE, LegOutcome::Started(report));
+    }
+    placement.outcome(RequestId(1), DECODE, LegOutcome::Completed { tokens: 3 });
+    let look = placement.look(|router, _| router.decision(RequestId(1)).cloned()).unwrap();
+    let record = look.blocking_recv().unwrap().unwrap();
+    assert_eq!(record.started.unwrap().report, report);
+    assert_eq!(record.ended.unwrap().how, LegEnd::Completed { tokens: 3 });
+    let window = predictions.figures().window;
+    assert_eq!((window.starts, window.predicted, window.actual, window.error), (1, 0, 512, 512));
+    drop(ticket);
 }
 
 #[test]

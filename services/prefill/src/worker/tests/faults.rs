@@ -284,7 +284,7 @@ impl BlockStore for Confused {
             Location { region: RegionId(99), slot: SlotIndex(0), generation: Generation(0) };
         let copy = |key| Ok(Descriptor { key, location, bytes: 1, checksum: 0, exact: true });
         // The only event of a lookup.
-        let _: Flow = sink.emit(LocateEvent { found: keys.into_iter().map(copy).collect() });
+        let _: Flow = sink.emit(LocateEvent::at_once(keys.into_iter().map(copy).collect()));
         Ticket::empty()
     }
 

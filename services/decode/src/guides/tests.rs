@@ -1,0 +1,147 @@
+//! Calls that do not come back end their own request alone.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::yield_now;
+use std::time::Duration;
+
+use shared::ManualClock;
+
+use super::pool::{Job, Kind, Pool};
+use super::{GuideFailure, Guided};
+use crate::config::DecodeConfig;
+
+const LIMIT: Duration = Duration::from_millis(100);
+/// Long before this a test is stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Rig {
+    clock: Arc<ManualClock>,
+    pool: Pool,
+}
+
+impl Rig {
+    fn new(threads: usize, lost_max: usize, waiting_max: usize) -> Self {
+        let config = DecodeConfig {
+            grammar_threads: threads,
+            grammar_threads_lost_max: lost_max,
+            waiting_max,
+            ..DecodeConfig::STANDARD
+        };
+        let clock = Arc::new(ManualClock::new());
+        Self { pool: Pool::start(&config, Arc::clone(&clock) as _).unwrap(), clock }
+    }
+
+    /// Submits a call that says when it runs and returns when it is told to; its outcome comes from the receiver.
+    fn call(&self, kind: Kind) -> Call {
+        let (running, runs) = channel();
+        let (release, released) = channel();
+        let (report, reported) = channel();
+        self.pool.submit(Job {
+            kind,
+            limit: LIMIT,
+            stopper: None,
+            compute: Box::new(move || {
+                running.send(()).unwrap();
+                // The call ends when it is told to, or when the test does.
+                let _ended = released.recv();
+                done()
+            }),
+            report: Box::new(move |guided| report.send(guided.err()).unwrap()),
+        });
+        Call { runs, release, reported }
+    }
+}
+
+struct Call {
+    runs: Receiver<()>,
+    release: Sender<()>,
+    reported: Receiver<Option<GuideFailure>>,
+}
+
+impl Call {
+    fn wait_running(&self) {
+        self.runs.recv_timeout(PATIENCE).unwrap();
+    }
+
+    fn outcome(&self) -> Option<GuideFailure> {
+        self.reported.recv_timeout(PATIENCE).unwrap()
+    }
+}
+
+fn done() -> Guided {
+    Err(GuideFailure::Failed("done".to_owned()))
+}
+
+#[test]
+fn a_call_that_does_not_come_back_ends_alone_and_its_thread_is_replaced() {
+    let rig = Rig::new(2, 1, 8);
+    let stuck = rig.call(Kind::Mask);
+    stuck.wait_running();
+    rig.clock.advance(2 * LIMIT);
+    let Some(GuideFailure::Failed(what)) = stuck.outcome() else { panic!("it is told") };
+    assert!(what.contains("100 ms"), "{what}");
+    assert_eq!((rig.pool.stats().timeouts, rig.pool.stats().threads_lost), (1, 1));
+    // Both seats are taken by threads that work.
+    let others = [rig.call(Kind::Mask), rig.call(Kind::Mask)];
+    others.iter().for_each(Call::wait_running);
+    for other in &others {
+        other.release.send(()).unwrap();
+        assert_eq!(other.outcome(), done().err());
+    }
+    stuck.release.send(()).unwrap();
+    while rig.pool.stats().threads_lost != 0 {
+        yield_now();
+    }
+    assert!(stuck.reported.try_recv().is_err(), "it was told once");
+}
+
+#[test]
+fn without_a_thread_left_calls_fail_instead_of_waiting() {
+    let rig = Rig::new(2, 0, 8);
+    let stuck = [rig.call(Kind::Mask), rig.call(Kind::Mask)];
+    stuck.iter().for_each(Call::wait_running);
+    let waiting = rig.call(Kind::Begin);
+    rig.clock.advance(2 * LIMIT);
+    for call in stuck.iter().chain([&waiting]) {
+        assert!(matches!(call.outcome(), Some(GuideFailure::Failed(_))));
+    }
+    let Some(GuideFailure::Failed(what)) = rig.call(Kind::Mask).outcome() else { panic!("told") };
+    assert!(what.contains("restart"), "{what}");
+    for call in &stuck {
+        call.release.send(()).unwrap();
+    }
+}
+
+#[test]
+fn compilations_leave_a_thread_to_masks_and_are_bounded() {
+    let rig = Rig::new(2, 1, 1);
+    let compiling = rig.call(Kind::Begin);
+    compiling.wait_running();
+    let waiting = rig.call(Kind::Begin);
+    let refused = rig.call(Kind::Begin);
+    assert_eq!(refused.outcome(), Some(GuideFailure::Full(1)));
+    let mask = rig.call(Kind::Mask);
+    mask.wait_running();
+    mask.release.send(()).unwrap();
+    assert_eq!(mask.outcome(), done().err());
+    assert_eq!(rig.pool.stats().compiling, 2);
+    for call in [&compiling, &waiting] {
+        call.release.send(()).unwrap();
+        assert_eq!(call.outcome(), done().err());
+    }
+}
+
+#[test]
+fn the_end_tells_those_that_wait() {
+    let rig = Rig::new(2, 1, 8);
+    let compiling = rig.call(Kind::Begin);
+    compiling.wait_running();
+    let waiting = rig.call(Kind::Begin);
+    compiling.release.send(()).unwrap();
+    waiting.release.send(()).unwrap();
+    drop(rig);
+    assert_eq!(compiling.outcome(), done().err());
+    let told = waiting.outcome();
+    assert!(told == done().err() || told == Some(GuideFailure::Closing), "{told:?}");
+}

@@ -1,0 +1,141 @@
+//! From a client's or the server's grammar to something that a guide can follow.
+
+use std::sync::Arc;
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::{Matcher, ParserFactory};
+use shared::{GRAMMAR_BYTES_MAX, Grammar};
+
+use super::vocabulary::GrammarVocabulary;
+use super::{ebnf, regex, schema};
+
+/// What one grammar may cost. The defaults keep a compilation below about 100 ms of computing, a mask below about 30 ms
+/// and a guide below about 40 MB, whatever the grammar is; source: the speeds that llguidance documents at its limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrammarLimits {
+    /// States of one grammar's lexer, each 1 to 2 kB. At least 1.
+    pub lexer_states_max: usize,
+    /// Symbols of one grammar after its translation. At least 1.
+    pub symbols_max: usize,
+    /// Items of the parser that one mask may create, about 20 in a microsecond. At least 1.
+    pub mask_items_max: usize,
+}
+
+impl GrammarLimits {
+    /// See [`GrammarLimits`].
+    pub const STANDARD: Self =
+        Self { lexer_states_max: 20_000, symbols_max: 250_000, mask_items_max: 200_000 };
+}
+
+/// Why a grammar is not served, in one line for its author.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct GrammarRefusal(String);
+
+/// Bytes of a refusal's text.
+const REFUSAL_BYTES_MAX: usize = 400;
+
+impl GrammarRefusal {
+    /// One line, cut where it becomes too long.
+    pub(super) fn new(text: impl AsRef<str>) -> Self {
+        let line = text.as_ref().split_whitespace().collect::<Vec<_>>().join(" ");
+        Self(line[..line.floor_char_boundary(REFUSAL_BYTES_MAX)].to_owned())
+    }
+}
+
+/// Compiles grammars over one vocabulary. One for a whole worker; shared by threads.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+    vocabulary: GrammarVocabulary,
+}
+
+/// A compiled grammar at its beginning, from which guides are made.
+pub struct Compiled {
+    matcher: Matcher,
+    bytes: usize,
+}
+
+impl GrammarCompiler {
+    /// Prepares the vocabulary for masks; computes for seconds with a large one.
+    ///
+    /// # Panics
+    /// When llguidance does not take its own slices, which its tests rule out.
+    #[must_use]
+    pub fn new(vocabulary: &GrammarVocabulary, limits: GrammarLimits) -> Self {
+        let mut factory = ParserFactory::new_simple(&vocabulary.environment)
+            .expect("llguidance's own slices are regular expressions");
+        factory.quiet();
+        let set = factory.limits_mut();
+        set.max_lexer_states = limits.lexer_states_max;
+        set.max_grammar_size = limits.symbols_max;
+        set.step_max_items = limits.mask_items_max;
+        // Its error texts would hold the client's grammar.
+        set.verbose_errors = false;
+        Self { factory, vocabulary: vocabulary.clone() }
+    }
+
+    /// The vocabulary.
+    #[must_use]
+    pub fn vocabulary(&self) -> &GrammarVocabulary {
+        &self.vocabulary
+    }
+
+    /// Compiles a grammar. Can take long; see [`GrammarLimits`].
+    ///
+    /// # Errors
+    /// Names the feature that is not supported, or what is malformed.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Compiled, GrammarRefusal> {
+        let size = grammar.text().len();
+        if GRAMMAR_BYTES_MAX < size {
+            let text = format!("it has {size} bytes, at most {GRAMMAR_BYTES_MAX} are taken");
+            return Err(GrammarRefusal::new(text));
+        }
+        let top = match grammar {
+            Grammar::Json(schema) => schema::read(schema)?,
+            Grammar::Regex(text) => TopLevelGrammar::from_lark(regex::translate(text)?),
+            Grammar::Ebnf(text) => TopLevelGrammar::from_lark(ebnf::translate(text)?),
+            Grammar::Server(lark) => TopLevelGrammar::from_lark(lark.clone()),
+        };
+        let mut matcher = Matcher::new(self.factory.create_parser(top)).into_cancellable();
+        if let Some(error) = matcher.get_error() {
+            return Err(refusal(grammar, &error));
+        }
+        // A grammar without any member is found here, and what the first mask needs is kept.
+        let first = matcher.compute_mask_or_eos().map_err(|error| refusal(grammar, &error))?;
+        if first.is_zero() {
+            return Err(GrammarRefusal::new("no answer follows it"));
+        }
+        Ok(Compiled { matcher, bytes: BYTES_EACH + BYTES_PER_BYTE * size })
+    }
+}
+
+/// What a compiled grammar is counted as: its fixed part, and what each byte of its text becomes. Measured with schemas of
+/// 0.1 to 20 kB; what the lexer learns while it is used belongs to the guides.
+const BYTES_EACH: usize = 64 << 10;
+const BYTES_PER_BYTE: usize = 200;
+
+impl Compiled {
+    /// Bytes of memory that it holds, estimated.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A matcher of its own, which shares nothing with others that could be held up by them.
+    pub(super) fn matcher(&self) -> Matcher {
+        self.matcher.deep_clone().into_cancellable()
+    }
+}
+
+fn refusal(grammar: &Grammar, error: &impl ToString) -> GrammarRefusal {
+    let kind = match grammar {
+        Grammar::Json(_) => "json",
+        Grammar::Regex(_) => "regex",
+        Grammar::Ebnf(_) => "ebnf",
+        Grammar::Server(_) => "tools",
+    };
+    GrammarRefusal::new(format!("{kind}: {}", error.to_string()))
+}
+
+/// A compiled grammar that several requests begin with.
+pub(super) type SharedCompiled = Arc<Compiled>;

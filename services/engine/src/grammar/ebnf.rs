@@ -1,0 +1,315 @@
+//! The EBNF of clients: rules of characters, `root` the first. Dialect of xgrammar 0.2.2; see the README of engine.
+//!
+//! Its meaning is defined on characters, so it is translated character by character: slower masks than with longer
+//! terminals, and exactly the language that was written.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use super::compile::GrammarRefusal;
+use super::expression::{Class, Expression, complement, shorthand, write_rule};
+use super::reader::Reader;
+
+/// Rules of one grammar.
+const RULES_MAX: usize = 4_096;
+/// The rule that is the answer.
+const ROOT: &str = "root";
+/// What xgrammar offers beyond a grammar of characters.
+const MACROS: [&str; 4] = ["TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch"];
+
+/// The rules of a grammar by number, the root first.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Rules(pub(super) Vec<Expression>);
+
+/// The Lark text of a client's grammar.
+///
+/// # Errors
+/// Names what is malformed or not supported, and where.
+pub(super) fn translate(text: &str) -> Result<String, GrammarRefusal> {
+    let Rules(rules) = read(text)?;
+    let mut lark = String::from("%llguidance {\"no_forcing\": true}\nstart: r0\n");
+    for (number, rule) in rules.iter().enumerate() {
+        write!(lark, "r{number}: ").expect("a string takes everything");
+        write_rule(rule, &mut lark);
+        lark.push('\n');
+    }
+    Ok(lark)
+}
+
+/// Reads a grammar.
+pub(super) fn read(text: &str) -> Result<Rules, GrammarRefusal> {
+    let mut reader = RuleReader {
+        reader: Reader::new(text, "ebnf"),
+        numbers: HashMap::from([(ROOT, 0)]),
+        rules: vec![None],
+    };
+    reader.read_all()?;
+    let mut rules = Vec::with_capacity(reader.rules.len());
+    for (number, rule) in reader.rules.into_iter().enumerate() {
+        let Some(rule) = rule else {
+            let name = reader.numbers.iter().find(|(_, named)| **named == number);
+            let name = name.map_or(ROOT, |(name, _)| name);
+            return Err(GrammarRefusal::new(format!("ebnf: there is no rule {name}; define it")));
+        };
+        rules.push(rule);
+    }
+    Ok(Rules(rules))
+}
+
+struct RuleReader<'a> {
+    reader: Reader<'a>,
+    numbers: HashMap<&'a str, usize>,
+    rules: Vec<Option<Expression>>,
+}
+
+impl<'a> RuleReader<'a> {
+    fn read_all(&mut self) -> Result<(), GrammarRefusal> {
+        loop {
+            self.blanks();
+            if self.reader.peek().is_none() {
+                return Ok(());
+            }
+            let name = self.name();
+            self.blanks();
+            if name.is_empty() || !self.reader.take("::=") {
+                return Err(self.reader.refuse("expected a rule: name ::= expression"));
+            }
+            let number = self.number(name)?;
+            if self.rules[number].is_some() {
+                return Err(self.reader.refuse(format!("the rule {name} is defined twice")));
+            }
+            self.rules[number] = Some(self.choice()?);
+        }
+    }
+
+    fn number(&mut self, name: &'a str) -> Result<usize, GrammarRefusal> {
+        if let Some(number) = self.numbers.get(name) {
+            return Ok(*number);
+        }
+        if RULES_MAX <= self.rules.len() {
+            return Err(self.reader.refuse(format!("more than {RULES_MAX} rules")));
+        }
+        let number = self.rules.len();
+        self.numbers.insert(name, number);
+        self.rules.push(None);
+        Ok(number)
+    }
+
+    /// Skips white space, line feeds and comments.
+    fn blanks(&mut self) {
+        loop {
+            self.reader.take_while(char::is_whitespace);
+            if !self.reader.take("#") {
+                return;
+            }
+            self.reader.take_while(|sign| sign != '\n');
+        }
+    }
+
+    fn name(&mut self) -> &'a str {
+        let starts = |sign: char| sign.is_ascii_alphabetic() || sign == '_';
+        if !self.reader.peek().is_some_and(starts) {
+            return "";
+        }
+        self.reader.take_while(|sign| sign.is_ascii_alphanumeric() || "_-.".contains(sign))
+    }
+
+    /// Alternatives, up to what closes them: a parenthesis, the next rule, the end.
+    fn choice(&mut self) -> Result<Expression, GrammarRefusal> {
+        self.reader.enter()?;
+        let mut parts = vec![self.sequence()?];
+        while self.reader.take("|") {
+            parts.push(self.sequence()?);
+        }
+        self.reader.leave();
+        self.reader.node()?;
+        Ok(if parts.len() == 1 { parts.remove(0) } else { Expression::Choice(parts) })
+    }
+
+    fn sequence(&mut self) -> Result<Expression, GrammarRefusal> {
+        let mut parts = Vec::new();
+        loop {
+            self.blanks();
+            let Some(element) = self.element()? else { break };
+            self.reader.node()?;
+            parts.push(self.repeated(element)?);
+        }
+        Ok(match parts.len() {
+            0 => Expression::Empty,
+            1 => parts.remove(0),
+            _ => Expression::Sequence(parts),
+        })
+    }
+
+    /// One element without what repeats it; none at the end of a sequence.
+    fn element(&mut self) -> Result<Option<Expression>, GrammarRefusal> {
+        let Some(sign) = self.reader.peek() else { return Ok(None) };
+        match sign {
+            '|' | ')' => Ok(None),
+            '"' => {
+                self.reader.next();
+                self.literal().map(Some)
+            }
+            '[' => {
+                self.reader.next();
+                self.class().map(Some)
+            }
+            '(' => {
+                self.reader.next();
+                if self.reader.peek() == Some('=') {
+                    return Err(self.reader.refuse("look-ahead is not supported; leave it out"));
+                }
+                let inner = self.choice()?;
+                self.blanks();
+                if self.reader.take(")") {
+                    return Ok(Some(inner));
+                }
+                Err(self.reader.refuse("a group is not closed"))
+            }
+            _ => self.reference(),
+        }
+    }
+
+    fn reference(&mut self) -> Result<Option<Expression>, GrammarRefusal> {
+        let before = self.reader.rest();
+        let name = self.name();
+        if name.is_empty() {
+            return Err(self.reader.refuse("expected a string, a class, a group or a rule's name"));
+        }
+        if self.reader.peek() == Some('(') && MACROS.contains(&name) {
+            return Err(self.reader.refuse(format!("{name} is not supported")));
+        }
+        // A name with its definition behind it begins the next rule.
+        let mut ahead = Reader::new(&before[name.len()..], "ebnf");
+        ahead.take_while(char::is_whitespace);
+        if ahead.take("::=") {
+            let taken = before.len() - self.reader.rest().len();
+            self.reader.back(taken);
+            return Ok(None);
+        }
+        Ok(Some(Expression::Rule(self.number(name)?)))
+    }
+
+    fn repeated(&mut self, mut element: Expression) -> Result<Expression, GrammarRefusal> {
+        loop {
+            let (min, max) = match self.reader.peek() {
+                Some('*') => (0, None),
+                Some('+') => (1, None),
+                Some('?') => (0, Some(1)),
+                Some('{') => {
+                    self.reader.next();
+                    let bounds = self.reader.bounds()?;
+                    element = repeat(element, bounds);
+                    continue;
+                }
+                _ => return Ok(element),
+            };
+            self.reader.next();
+            self.reader.node()?;
+            element = repeat(element, (min, max));
+        }
+    }
+
+    fn literal(&mut self) -> Result<Expression, GrammarRefusal> {
+        let mut signs = Vec::new();
+        loop {
+            match self.reader.next() {
+                Some('"') => break,
+                Some('\\') => signs.push(self.escape()?),
+                Some('\n') | None => return Err(self.reader.refuse("a string is not closed")),
+                Some(sign) => signs.push(sign),
+            }
+            self.reader.node()?;
+        }
+        Ok(if signs.is_empty() { Expression::Empty } else { Expression::Literal(signs) })
+    }
+
+    fn escape(&mut self) -> Result<char, GrammarRefusal> {
+        let Some(sign) = self.reader.next() else {
+            return Err(self.reader.refuse("the text ends behind a backslash"));
+        };
+        escaped(&mut self.reader, sign)
+    }
+
+    fn class(&mut self) -> Result<Expression, GrammarRefusal> {
+        let class = read_class(&mut self.reader)?;
+        if class.is_empty() {
+            return Err(self.reader.refuse("a class without characters matches nothing"));
+        }
+        Ok(Expression::Class(class))
+    }
+}
+
+pub(super) fn repeat(what: Expression, (min, max): (u32, Option<u32>)) -> Expression {
+    match max {
+        Some(0) => Expression::Empty,
+        _ => Expression::Repeat { what: Box::new(what), min, max },
+    }
+}
+
+/// The character of an escape, `sign` being the one behind the backslash.
+pub(super) fn escaped(reader: &mut Reader<'_>, sign: char) -> Result<char, GrammarRefusal> {
+    Ok(match sign {
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'f' => '\u{c}',
+        'v' => '\u{b}',
+        'a' => '\u{7}',
+        'b' => '\u{8}',
+        'e' => '\u{1b}',
+        '0' => '\0',
+        'x' => reader.hexadecimal(2)?,
+        'u' => reader.hexadecimal(4)?,
+        'U' => reader.hexadecimal(8)?,
+        sign if !sign.is_ascii_alphanumeric() => sign,
+        sign => return Err(reader.refuse(format!("\\{sign} is not supported"))),
+    })
+}
+
+/// A class, its opening bracket being taken.
+pub(super) fn read_class(reader: &mut Reader<'_>) -> Result<Class, GrammarRefusal> {
+    let negated = reader.take("^");
+    let mut ranges = Vec::new();
+    while !reader.take("]") {
+        reader.node()?;
+        let Item::One(first) = class_item(reader, &mut ranges)? else { continue };
+        let ranged = reader.rest().starts_with('-') && !reader.rest().starts_with("-]");
+        if !ranged {
+            ranges.push((first, first));
+            continue;
+        }
+        reader.next();
+        let Item::One(last) = class_item(reader, &mut ranges)? else {
+            return Err(reader.refuse("a range ends with one character"));
+        };
+        if last < first {
+            return Err(reader.refuse("a range is the wrong way"));
+        }
+        ranges.push((first, last));
+    }
+    Ok(Class { ranges, negated })
+}
+
+enum Item {
+    One(char),
+    /// Several, which were added.
+    Several,
+}
+
+fn class_item(
+    reader: &mut Reader<'_>,
+    ranges: &mut Vec<(char, char)>,
+) -> Result<Item, GrammarRefusal> {
+    let Some(sign) = reader.next() else { return Err(reader.refuse("a class is not closed")) };
+    if sign != '\\' {
+        return Ok(Item::One(sign));
+    }
+    let Some(sign) = reader.next() else { return Err(reader.refuse("a class is not closed")) };
+    if let Some(several) = shorthand(sign.to_ascii_lowercase()) {
+        let several = if sign.is_ascii_uppercase() { complement(&several) } else { several };
+        ranges.extend(several);
+        return Ok(Item::Several);
+    }
+    escaped(reader, sign).map(Item::One)
+}

@@ -1,0 +1,247 @@
+//! Chat completions.
+
+use deepseek_recipe::openai::ChatCompletionRequest;
+use deepseek_recipe::openai::chat_completion::request::{
+    ChatCompletionRequestMessage, ChatCompletionResponseFormat,
+    ChatCompletionResponseFormatJsonSchema, ChatCompletionStopSequences, ChatCompletionThinking,
+    ChatCompletionTool, ChatCompletionToolChoiceOption,
+};
+use serde_json::{Value, json};
+
+use super::draws::{self, Draws};
+use super::fields::{Fields, unsupported, wrong};
+use super::shape::{self, Format, Shape};
+use super::tools::{self, Choice, Tool};
+use super::{ApiRequest, Form, Source, effort};
+use crate::error::ApiError;
+
+/// # Errors
+/// The first field that is malformed, out of range or not supported.
+pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiError> {
+    let isolation = fields.read_isolation(&["user_id"])?;
+    refuse_unsupported(&mut fields)?;
+    let messages = read_messages(&mut fields)?;
+    let stream = fields.read_flag("stream")?.unwrap_or(false);
+    let include_usage = fields.read_include_usage(stream)?;
+    let mut draws = Draws::read(&mut fields)?;
+    draws.logprobs = draws::read_logprobs(&mut fields)?;
+    let effort = effort::read(take_effort(&mut fields), "reasoning_effort")?;
+    let thinking = read_thinking(&mut fields)?;
+    let (tools, choice) = read_tools(&mut fields)?;
+    let single = fields.read_flag("parallel_tool_calls")? == Some(false);
+    let calls = tools::rules(&tools, &choice, single)?;
+    let described = match fields.take("response_format") {
+        None => Format::Free,
+        Some(value) => shape::read_response_format(value)?,
+    };
+    let kept = shape::read_extensions(&mut fields)?;
+    let recipe = ChatCompletionRequest {
+        messages,
+        model: model.clone(),
+        frequency_penalty: None,
+        logprobs: None,
+        top_logprobs: None,
+        max_tokens: read_tokens_max(&mut fields)?,
+        n: None,
+        presence_penalty: None,
+        seed: None,
+        stop: Some(ChatCompletionStopSequences::Array(fields.read_stops("stop")?)),
+        stream: Some(stream),
+        stream_options: None,
+        temperature: fields.read_temperature()?,
+        top_p: fields.read_top_p()?,
+        response_format: recipe_format(&described),
+        tools: recipe_tools(&tools)?,
+        tool_choice: Some(match choice {
+            Choice::None => ChatCompletionToolChoiceOption::None,
+            _ => ChatCompletionToolChoiceOption::Auto,
+        }),
+        reasoning_effort: effort.map(|(word, _)| word),
+        thinking,
+        parallel_tool_calls: None,
+    };
+    Ok(ApiRequest {
+        model,
+        source: Source::Chat(Box::new(recipe)),
+        form: Form::Chat { include_usage },
+        stream,
+        answers: draws::read_answers(&mut fields)?,
+        draws,
+        shape: Shape { format: kept.unwrap_or(described), calls },
+        effort: effort.and_then(|(_, number)| number),
+        lineage: fields.read_lineage()?,
+        isolation,
+    })
+}
+
+/// `max_completion_tokens` beats `max_tokens`; both are checked.
+fn read_tokens_max(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let old = fields.read_tokens_max("max_tokens")?;
+    let new = fields.read_tokens_max("max_completion_tokens")?;
+    Ok(new.or(old))
+}
+
+/// The effort, also in the form that routers of other vendors have.
+fn take_effort(fields: &mut Fields) -> Option<Value> {
+    let nested = fields.take("reasoning").and_then(|mut value| {
+        value.get_mut("effort").map(Value::take).filter(|effort| !effort.is_null())
+    });
+    fields.take("reasoning_effort").or(nested)
+}
+
+/// DeepSeek's switch, or the one that clients of other servers pass to the template.
+fn read_thinking(fields: &mut Fields) -> Result<Option<ChatCompletionThinking>, ApiError> {
+    let wanted = r#"an object like {"type": "enabled"} or {"type": "disabled"}"#;
+    let thinking = fields.read::<ChatCompletionThinking>("thinking", wanted)?;
+    let Some(template) = fields.take("chat_template_kwargs") else { return Ok(thinking) };
+    let wanted = r#"an object like {"thinking": true}"#;
+    let mut template =
+        Fields::within(template).ok_or_else(|| wrong("chat_template_kwargs", wanted))?;
+    let mut switch = template.read_flag("thinking")?;
+    switch = switch.or(template.read_flag("enable_thinking")?);
+    let kind = switch.map(|on| if on { "enabled" } else { "disabled" });
+    let switched = kind
+        .map(|kind| serde_json::from_value(json!({"type": kind})).expect("the crate's own words"));
+    Ok(thinking.or(switched))
+}
+
+fn read_tools(fields: &mut Fields) -> Result<(Vec<Tool>, Choice), ApiError> {
+    let choice = tools::read_choice(fields.take("tool_choice"))?;
+    let list = tools::take_list(fields)?;
+    let mut read = Vec::with_capacity(list.len());
+    for (index, mut value) in list.into_iter().enumerate() {
+        let place = format!("tools[{index}]");
+        let kind = value.get("type").and_then(Value::as_str).unwrap_or_default();
+        if kind != "function" {
+            if choice == Choice::None {
+                continue;
+            }
+            let message = format!("{place} is no function; this server calls functions only");
+            return Err(ApiError::unsupported(place, message));
+        }
+        let function = value.get_mut("function").map(Value::take).unwrap_or_default();
+        read.push(Tool::read(function, "parameters", &place)?);
+    }
+    Ok((read, choice))
+}
+
+fn recipe_tools(tools: &[Tool]) -> Result<Option<Vec<ChatCompletionTool>>, ApiError> {
+    if tools.is_empty() {
+        return Ok(None);
+    }
+    let tools: Vec<Value> = tools.iter().map(Tool::chat).collect();
+    let parsed = serde_json::from_value(tools.into());
+    parsed.map(Some).map_err(|error| {
+        ApiError::invalid(Some("tools".into()), format!("tools are malformed: {error}"))
+    })
+}
+
+/// What the prompt describes of a format.
+fn recipe_format(format: &Format) -> Option<ChatCompletionResponseFormat> {
+    match format {
+        Format::JsonObject => Some(ChatCompletionResponseFormat::JsonObject),
+        Format::JsonSchema(schema) => {
+            let schema = schema.clone();
+            let json_schema =
+                ChatCompletionResponseFormatJsonSchema { schema, name: None, strict: None };
+            Some(ChatCompletionResponseFormat::JsonSchema { json_schema })
+        }
+        Format::Free | Format::Regex(_) | Format::Ebnf(_) => None,
+    }
+}
+
+fn read_messages(fields: &mut Fields) -> Result<Vec<ChatCompletionRequestMessage>, ApiError> {
+    let wanted = "a list of at least one message";
+    let list: Vec<Value> =
+        fields.read("messages", wanted)?.ok_or_else(|| wrong("messages", wanted))?;
+    if list.is_empty() {
+        return Err(wrong("messages", wanted));
+    }
+    let mut messages = Vec::with_capacity(list.len());
+    for (index, mut value) in list.into_iter().enumerate() {
+        let place = format!("messages[{index}]");
+        refuse_media(&value, &place)?;
+        adapt(&mut value);
+        let message = serde_json::from_value(value).map_err(|error| {
+            let message = format!("{place} is malformed: {error}");
+            ApiError::invalid(Some(place), message)
+        })?;
+        messages.push(message);
+    }
+    Ok(messages)
+}
+
+fn refuse_media(message: &Value, place: &str) -> Result<(), ApiError> {
+    if message["role"] == "function" {
+        let advice = "the role function is not supported; use tools and the role tool";
+        return Err(ApiError::unsupported(place, advice));
+    }
+    let Some(Value::Array(parts)) = message.get("content") else { return Ok(()) };
+    let texts = ["text", "refusal"];
+    let is_media = |part: &Value| {
+        part["type"].as_str().is_some_and(|kind| !texts.contains(&kind)) && part.is_object()
+    };
+    if parts.iter().any(is_media) {
+        let message =
+            "images, sound and files are not supported by this server yet; send text parts only";
+        return Err(ApiError::unsupported(place, message));
+    }
+    Ok(())
+}
+
+/// Puts a message into the form that the crate takes: no developer role, no content that is null, arguments as text.
+fn adapt(message: &mut Value) {
+    let Value::Object(map) = message else { return };
+    // The crate knows no developer role; its place in the hierarchy is the system's.
+    if map.get("role").is_some_and(|role| role == "developer") {
+        map.insert("role".into(), "system".into());
+    }
+    if let Some(Value::Array(parts)) = map.get_mut("content") {
+        for part in parts {
+            if part["type"] == "refusal" {
+                let text = part["refusal"].take();
+                *part = json!({"type": "text", "text": text});
+            }
+        }
+    }
+    let is_assistant = map.get("role").is_some_and(|role| role == "assistant");
+    if is_assistant {
+        adapt_assistant(map);
+    }
+    if map.get("content").is_some_and(Value::is_null) && !map.contains_key("tool_calls") {
+        map.insert("content".into(), "".into());
+    }
+}
+
+fn adapt_assistant(map: &mut serde_json::Map<String, Value>) {
+    if map.get("tool_calls").and_then(Value::as_array).is_some_and(Vec::is_empty) {
+        map.remove("tool_calls");
+    }
+    if let Some(Value::Array(calls)) = map.get_mut("tool_calls") {
+        for call in calls {
+            if let Value::Object(call) = call {
+                call.entry("type").or_insert_with(|| "function".into());
+            }
+            if let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments"))
+                && !arguments.is_string()
+            {
+                *arguments = arguments.to_string().into();
+            }
+        }
+    }
+    // Another server's name for the same.
+    if map.get("reasoning_content").is_none_or(Value::is_null)
+        && let Some(Value::String(reasoning)) = map.remove("reasoning")
+    {
+        map.insert("reasoning_content".into(), reasoning.into());
+    }
+}
+
+/// Answers 400 to what would otherwise be ignored silently and change what the client gets.
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.refuse(&["functions", "function_call", "audio", "web_search_options"])?;
+    if fields.take("modalities").is_some_and(|kinds| kinds != json!(["text"])) {
+        return Err(unsupported("modalities", "leave it out or set it to [\"text\"]"));
+    }
+    Ok(())
+}

@@ -1,0 +1,367 @@
+//! Requests for answers, of all protocols: read, placed, and answered whole or as a stream.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use shared::{Priority, RequestId, SessionKey};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::Instrument;
+
+use super::{REQUEST_ID, body, json, span_name};
+use crate::admission::Flight;
+use crate::answer::{Answer, outcome_of};
+use crate::call::Call;
+use crate::dispatch::Session;
+use crate::error::ApiError;
+use crate::evidence::ROUTING;
+use crate::gateway::Shared;
+use crate::output::Delta;
+use crate::prompt::{Asked, Incoming, Plan, Prompter};
+use crate::request::{Form, Protocol};
+use crate::runs::{Happened, Run, Runs};
+use crate::stored::TenantResponses;
+use crate::stream::stream;
+use crate::wire::{
+    self, ChatWriter, CompletionsWriter, Finished, Head, MessagesWriter, ResponsesWriter, Writer,
+};
+
+/// W3C Trace Context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// The request's class while it waits for a worker.
+const PRIORITY: HeaderName = HeaderName::from_static("x-kvasir-priority");
+/// The client's name for the conversation.
+const SESSION: HeaderName = HeaderName::from_static("x-kvasir-session");
+/// Longest name of a conversation: more than identifiers of any scheme take.
+const SESSION_BYTES_MAX: usize = 256;
+/// Bodies up to this are prepared by the thread that read them: handing a small one over and back wakes two threads, which
+/// costs more than preparing it (0.1 ms for English). The worst of this size, words with accents that were never seen, keeps a
+/// thread of the runtime for 2.7 ms (benches/results, router speed).
+const PREPARED_IN_PLACE_MAX: usize = 4 << 10;
+
+pub(super) async fn chat(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    ask(Protocol::Chat, &shared, request).await
+}
+
+pub(super) async fn messages(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    ask(Protocol::Messages, &shared, request).await
+}
+
+pub(super) async fn responses(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    ask(Protocol::Responses, &shared, request).await
+}
+
+pub(super) async fn completions(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    ask(Protocol::Completions, &shared, request).await
+}
+
+async fn ask(protocol: Protocol, shared: &Arc<Shared>, request: Request) -> Response {
+    let id = shared.next_request_id();
+    let span = tracing::info_span!("ask", protocol = span_name(protocol), request = %id);
+    let mut response = match admit(shared) {
+        Ok(flight) => {
+            let answering = complete(shared, (id, protocol), request, flight);
+            answering.instrument(span).await
+        }
+        Err(error) => error.into_response(),
+    };
+    name(&mut response, id);
+    response
+}
+
+/// Says which request was answered.
+pub(super) fn name(response: &mut Response, id: RequestId) {
+    let header = HeaderValue::try_from(id.to_string()).expect("hexadecimal digits");
+    response.headers_mut().insert(REQUEST_ID, header);
+}
+
+/// Takes a request into work, if every role that it may need still runs.
+pub(super) fn admit(shared: &Shared) -> Result<Flight, ApiError> {
+    let flight = shared.admission.admit()?;
+    let Err(ended) = (shared.health)() else { return Ok(flight) };
+    let error = ApiError::role_ended(&ended);
+    flight.end(error.outcome);
+    Err(error)
+}
+
+async fn complete(
+    shared: &Arc<Shared>,
+    (id, protocol): (RequestId, Protocol),
+    request: Request,
+    flight: Flight,
+) -> Response {
+    let call = call_of(shared, &request);
+    let arrived = call.arrived();
+    let with_evidence = shared.evidence.admits(request.headers());
+    let plan = match prepare(shared, (id, protocol), request).await {
+        Ok(plan) => plan,
+        Err(error) => return refuse(vec![flight], error),
+    };
+    let mut flights = vec![flight];
+    for _ in 1..plan.runs.len() {
+        // Each answer is work of its own; those already taken in are given back.
+        match shared.admission.admit() {
+            Ok(flight) => flights.push(flight),
+            Err(error) => return refuse(flights, error),
+        }
+    }
+    let overflow = Arc::new(Notify::new());
+    let run = |prepared: &Arc<_>| {
+        let clock = Arc::clone(&shared.cluster.clock);
+        let metrics = Arc::clone(&shared.metrics);
+        let vocabulary = shared.prompter.vocabulary();
+        Run {
+            answer: Answer::new(prepared, vocabulary, clock, metrics, arrived),
+            session: Session::new(
+                shared.cluster.clone(),
+                Arc::clone(prepared),
+                Arc::clone(&overflow),
+            ),
+            id: prepared.id,
+            prompt_index: prepared.prompt_index,
+        }
+    };
+    let runs: Vec<Run> = plan.runs.iter().map(run).collect();
+    let evidence = runs[0].session.evidence();
+    let runs = Runs::new(runs, overflow);
+    let streamed = plan.stream;
+    let writer = writer(shared, (id, &call), plan);
+    let mut response = if streamed {
+        respond_streaming(shared, runs, writer, flights).await
+    } else {
+        respond_whole(runs, writer, flights).await
+    };
+    if with_evidence && let Some(reason) = evidence.header() {
+        response.headers_mut().insert(ROUTING, reason);
+    }
+    response
+}
+
+fn refuse(flights: Vec<Flight>, error: ApiError) -> Response {
+    for flight in flights {
+        flight.end(error.outcome);
+    }
+    error.into_response()
+}
+
+fn writer(shared: &Arc<Shared>, (id, call): (RequestId, &Call), plan: Plan) -> Box<dyn Writer> {
+    let head = Head {
+        id: id.to_string(),
+        created: shared.cluster.clock.unix_seconds(),
+        model: plan.model,
+        fingerprint: format!("kvasir-{}", shared.prompter.model().numerics.0),
+        thinking: plan.thinking,
+        answers: plan.runs.len(),
+        logprobs: plan.runs[0].logprobs.is_some(),
+        vocabulary: Arc::clone(shared.prompter.vocabulary()),
+    };
+    match plan.form {
+        Form::Chat { include_usage } => Box::new(ChatWriter::new(head, include_usage)),
+        Form::Messages => Box::new(MessagesWriter::new(head)),
+        Form::Responses(echo) => {
+            Box::new(ResponsesWriter::new(head, *echo, Arc::new(memory(shared, call))))
+        }
+        Form::Completions { include_usage, .. } => {
+            let echoes = plan.runs.iter().map(|run| run.echo.clone()).collect();
+            Box::new(CompletionsWriter::new(head, include_usage, echoes))
+        }
+    }
+}
+
+/// The responses of who asks.
+pub(super) fn memory(shared: &Arc<Shared>, call: &Call) -> TenantResponses {
+    let tenant = call.caller.tenant.clone();
+    TenantResponses::new(Arc::clone(&shared.responses), tenant)
+}
+
+/// What a chat request would be looked up by: the names of its prompt's whole blocks. Without a model it is the first one.
+pub(super) async fn prompt(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let id = shared.next_request_id();
+    let named = async {
+        let call = call_of(&shared, &request);
+        let mut body = body::read(&shared, request).await?;
+        if let Ok(Value::Object(mut fields)) = serde_json::from_slice(&body) {
+            let first = &shared.prompter.model().names[0];
+            fields.entry("model").or_insert_with(|| first.clone().into());
+            body = Value::Object(fields).to_string().into_bytes();
+        }
+        let (trace, priority) = (Shared::trace(None, id), Priority::Normal);
+        let asked = Asked { call, trace, priority, session: None };
+        prepare_body(&shared, (id, Protocol::Chat), asked, body).await
+    };
+    match named.await {
+        Ok(plan) => json(wire::prompt(plan.runs[0].prompt_tokens, &plan.runs[0].names)),
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn prepare(
+    shared: &Arc<Shared>,
+    what: (RequestId, Protocol),
+    request: Request,
+) -> Result<Plan, ApiError> {
+    let call = call_of(shared, &request);
+    let asked = asked(Arc::clone(&call), what.0, request.headers())?;
+    let body = body::read(shared, request).await?;
+    let plan = prepare_body(shared, what, asked, body).await?;
+    let now = shared.cluster.clock.now();
+    let mut paid = None;
+    for run in &plan.runs {
+        // Each prompt is paid once, however many answers it gets.
+        if paid.replace(run.prompt_index) != Some(run.prompt_index) {
+            shared.door.pay_prompt(&call, run.prompt_tokens, now);
+        }
+    }
+    Ok(plan)
+}
+
+/// Who asks, as the door found out; on the listener of operators, anybody.
+pub(super) fn call_of(shared: &Shared, request: &Request) -> Arc<Call> {
+    let call = request.extensions().get::<Arc<Call>>().map(Arc::clone);
+    call.unwrap_or_else(|| {
+        Arc::new(Call::new(shared.door.anybody(&shared.config), shared.cluster.clock.now()))
+    })
+}
+
+/// Reads the headers that say how a request is to be treated.
+fn asked(call: Arc<Call>, id: RequestId, headers: &HeaderMap) -> Result<Asked, ApiError> {
+    let trace = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok());
+    let priority = match headers.get(PRIORITY) {
+        None => None,
+        Some(value) => Some(value.to_str().ok().and_then(Priority::parse).ok_or_else(|| {
+            let message = "the header x-kvasir-priority is none of: high, normal, low; leave it out for normal";
+            ApiError::invalid(None, message)
+        })?),
+    };
+    let session = headers.get(SESSION).map(HeaderValue::as_bytes);
+    if session.is_some_and(|name| SESSION_BYTES_MAX < name.len()) {
+        let message = format!(
+            "the header x-kvasir-session has more than {SESSION_BYTES_MAX} bytes; send a shorter name"
+        );
+        return Err(ApiError::invalid(None, message));
+    }
+    let caller = &call.caller;
+    let session = session.map(|name| SessionKey::of(&caller.tenant, name));
+    let priority = caller.priority(priority);
+    Ok(Asked { trace: Shared::trace(trace, id), priority, session, call })
+}
+
+async fn prepare_body(
+    shared: &Arc<Shared>,
+    (id, protocol): (RequestId, Protocol),
+    asked: Asked,
+    body: Vec<u8>,
+) -> Result<Plan, ApiError> {
+    let ids = Arc::clone(shared);
+    let memory = memory(shared, &asked.call);
+    let is_small = body.len() <= PREPARED_IN_PLACE_MAX;
+    let work = move |prompter: &Prompter| {
+        // The first run has the request's own id.
+        let first = Cell::new(Some(id));
+        let next_id = || first.take().unwrap_or_else(|| ids.next_request_id());
+        let incoming =
+            Incoming { protocol, asked, body: &body, memory: &memory, next_id: &next_id };
+        prompter.prepare(&incoming)
+    };
+    if is_small { work(&shared.prompter) } else { compute(shared, id, work).await }
+}
+
+/// Computes beside the async threads, as many at once as the configuration says.
+pub(super) async fn compute<T: Send + 'static>(
+    shared: &Arc<Shared>,
+    id: RequestId,
+    task: impl FnOnce(&Prompter) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let permit = Arc::clone(&shared.tokenisers).acquire_owned().await;
+    let permit = permit.expect("the semaphore is never closed");
+    let prompter = Arc::clone(&shared.prompter);
+    let span = tracing::Span::current();
+    let work = move || {
+        let done = span.in_scope(|| task(&prompter));
+        drop(permit);
+        done
+    };
+    // Bounded by the permits, and joined here; when the client goes away meanwhile, it ends by itself and its result is
+    // dropped.
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        tracing::error!(request = %id, %error, "preparing a prompt failed");
+        Err(ApiError::internal(id))
+    })
+}
+
+async fn respond_whole(
+    mut runs: Runs,
+    mut writer: Box<dyn Writer>,
+    flights: Vec<Flight>,
+) -> Response {
+    let id = runs.id();
+    let mut said: Vec<Delta> = Vec::new();
+    let mut finished: Vec<Option<Finished>> = Vec::new();
+    said.resize_with(runs.count(), Delta::default);
+    finished.resize_with(runs.count(), || None);
+    loop {
+        match runs.next().await {
+            Happened::Began(_) => {}
+            Happened::Shown(index, delta) => said[index].append(delta),
+            Happened::Ended(index, delta, end) => {
+                let mut said = std::mem::take(&mut said[index]);
+                said.append(delta);
+                let outcome = outcome_of(&end);
+                finished[index] = Some(Finished { said, end });
+                if runs.is_done() {
+                    let total = runs.total();
+                    drop(runs);
+                    for flight in flights {
+                        flight.end(outcome);
+                    }
+                    let answers: Vec<Finished> = finished.into_iter().flatten().collect();
+                    return json(writer.whole(&answers, &total));
+                }
+            }
+            Happened::Failed(error) => {
+                drop(runs);
+                return refuse(flights, ApiError::from_serve(&error, id));
+            }
+            Happened::Overflow => {
+                // The handler reads as fast as it can, so only a runtime without a free thread gets here.
+                tracing::error!(request = %id, "the answer came faster than it was read");
+                return refuse(flights, ApiError::internal(id));
+            }
+        }
+    }
+}
+
+async fn respond_streaming(
+    shared: &Arc<Shared>,
+    runs: Runs,
+    writer: Box<dyn Writer>,
+    flights: Vec<Flight>,
+) -> Response {
+    let config = &shared.config;
+    let silence = Duration::from_millis(config.keep_alive_ms);
+    let (pump, body) = stream(runs, writer, config.answer_buffer_tokens_max, silence);
+    shared.spawn_pump(pump.run(flights).in_current_span());
+    let head_wait = Duration::from_millis(config.head_wait_ms_max);
+    let mut began = body.began;
+    let waited = timeout(head_wait, &mut began).await;
+    // A pump that was cut off says nothing and ends the stream. What it said in the very moment the wait ended counts.
+    began.close();
+    let said = waited.ok().and_then(Result::ok).or_else(|| began.try_recv().ok());
+    if let Some(Err(error)) = said {
+        // The pump counted the failure already.
+        return error.into_response();
+    }
+    let headers = [
+        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, Body::from_stream(body.frames.into_stream())).into_response()
+}
