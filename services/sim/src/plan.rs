@@ -135,12 +135,14 @@ impl Plan {
 
     fn makes_same_trace(&self, one: &Settings, other: &Settings) -> bool {
         let of = |settings: &Settings| {
-            let Settings { requests, .. } = *settings;
-            let mut made = Settings { requests, ..Settings::default() };
+            let Settings { requests, arrival_step_ms, .. } = *settings;
+            let mut made = Settings { requests, arrival_step_ms, ..Settings::default() };
+            if 0.0 < arrival_step_ms {
+                made.seed = settings.seed;
+            }
             if self.synthetic_days {
                 let shape = settings.clone();
                 made = Settings {
-                    requests,
                     seed: shape.seed,
                     days: shape.days,
                     conversations_per_hour: shape.conversations_per_hour,

@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use shared::{BLOCK_TOKENS, BlockName, Timestamp};
 
-use crate::random::mix;
-use crate::settings::{GEOMETRY, Settings, size, wide};
+use crate::random::{Random, mix};
+use crate::settings::{GEOMETRY, Settings, ms, size, wide};
 
 pub use capture::{CaptureLine, capture_header};
 
@@ -25,6 +25,9 @@ pub use capture::{CaptureLine, capture_header};
 const LINE_BYTES_MAX: u64 = 4 << 20;
 /// Longest prompt or answer that is taken, in tokens.
 const TOKENS_MAX: u32 = 100_000_000;
+
+/// What sets the draws of arrivals apart from all others of a seed.
+const ARRIVALS: u64 = 0x6172_7269_7661_6c73;
 
 /// What a file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +133,7 @@ impl Trace {
     /// # Errors
     /// The file, or the first line that is not one of the format.
     pub fn load(file: &Path, format: Format, settings: &Settings) -> Result<Self, TraceError> {
-        let requests = match format {
+        let mut requests = match format {
             Format::Mooncake => read(file, settings, Order::Checked, mooncake::request)?,
             Format::Azure => {
                 read(file, settings, Order::Checked, azure::Reader::default().reading())?
@@ -140,7 +143,12 @@ impl Trace {
             }
         };
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
-        Ok(Self { label: format!("{name}, {} requests", requests.len()), requests })
+        let mut label = format!("{name}, {} requests", requests.len());
+        if 0.0 < settings.arrival_step_ms {
+            spread_arrivals(&mut requests, settings);
+            label.push_str(&format!(", arrivals spread over {} ms", settings.arrival_step_ms));
+        }
+        Ok(Self { label, requests })
     }
 
     /// Days of conversations with the lengths of this trace. Nobody ever sent these requests; the label says so.
@@ -187,6 +195,21 @@ impl Trace {
     pub fn length(&self) -> Timestamp {
         self.requests.last().map_or(Timestamp(0), |request| request.at)
     }
+}
+
+/// Gives requests of one instant, in their order, instants of their own within the step that follows. What steps longer than
+/// the trace's own bring out of order is put in order.
+fn spread_arrivals(requests: &mut [Request], settings: &Settings) {
+    let mut random = Random::new(mix(settings.seed ^ ARRIVALS));
+    for burst in requests.chunk_by_mut(|one, next| one.at == next.at) {
+        let mut offsets: Vec<_> =
+            burst.iter().map(|_| ms(settings.arrival_step_ms * random.unit())).collect();
+        offsets.sort_unstable();
+        for (request, offset) in burst.iter_mut().zip(offsets) {
+            request.at = request.at.after(offset);
+        }
+    }
+    requests.sort_by_key(|request| request.at);
 }
 
 impl Request {

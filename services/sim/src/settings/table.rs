@@ -182,6 +182,8 @@ settings! {
     context_tokens: u64 = 1048576, 1024, 100000000;
     "How much faster than recorded requests arrive.", "a choice",
     speed: f64 = 1.0, 0.001, 100000.0;
+    "Step of the clock that recorded the trace, ms: requests of one instant are spread over so much time after it, in their order; 0 takes instants as they stand.", "a choice: Mooncake's conversation trace was recorded in steps of 3,000 ms",
+    arrival_step_ms: f64 = 0.0, 0.0, 60000.0;
     "Requests of the trace that are used, from its beginning.", "a choice",
     requests: u64 = 10000000, 1, 10000000;
     "Seed of everything that is drawn.", "a choice",

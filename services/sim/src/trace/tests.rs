@@ -48,6 +48,38 @@ fn each_id_is_four_blocks_and_a_partial_one_is_shared_only_when_equal() {
 }
 
 #[test]
+fn requests_of_one_instant_are_spread_over_the_step_of_the_traces_clock() {
+    let line = |at: u32, tokens: u32| {
+        format!(
+            "{{\"timestamp\": {at}, \"input_length\": {tokens}, \"output_length\": 1, \"hash_ids\": [{tokens}]}}\n"
+        )
+    };
+    let text: String = (1..=40).map(|n| line(if n <= 30 { 0 } else { 3_000 }, n)).collect();
+    let file = written(&text);
+    let spread = |step: f64, seed: u64| {
+        let settings = Settings { arrival_step_ms: step, seed, ..Settings::default() };
+        Trace::load(&file.path, Format::Mooncake, &settings).unwrap().requests
+    };
+    let requests = spread(3_000.0, 1);
+    assert!(requests.is_sorted_by(|one, next| one.at < next.at), "no two come at once");
+    assert!(requests.is_sorted_by_key(|request| request.prompt_tokens), "the order stays");
+    let mean = |part: &[super::Request]| {
+        part.iter().map(|request| request.at.0).sum::<u64>()
+            / 1_000_000
+            / u64::try_from(part.len()).unwrap()
+    };
+    assert!((1_000..2_000).contains(&mean(&requests[..30])), "{}", mean(&requests[..30]));
+    assert!(
+        requests[29].at < Timestamp(3_000_000_000) && Timestamp(3_000_000_000) <= requests[30].at
+    );
+    assert_eq!(requests, spread(3_000.0, 1));
+    assert_ne!(requests, spread(3_000.0, 2));
+    assert_eq!(spread(0.0, 1)[29].at, Timestamp(0));
+    let longer = spread(9_000.0, 1);
+    assert!(longer.is_sorted_by_key(|request| request.at), "a step longer than the trace's own");
+}
+
+#[test]
 fn azures_requests_share_nothing() {
     let text = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n\
                 2023-11-16 18:15:50.9951690,374,109\r\n";
