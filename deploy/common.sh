@@ -67,6 +67,20 @@ need_sdks() {
   }
 }
 
+# A test follows JSON-Schema-Test-Suite, which the sources of a Python library contain. Nothing of the library is run.
+need_schema_suite() {
+  local at="${CARGO_TARGET_DIR:-target}/sdks" pin=tests/sdk/json-schema-suite.txt sources
+  cmp -s "$pin" "$at/json-schema-suite/pin" && return
+  sources=$(mktemp -d)
+  "$at/py/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary jsonschema --require-hashes -r "$pin" -d "$sources" ||
+    fail "the sources of jsonschema could not be fetched from PyPI; with a network, run: . deploy/common.sh && need_sdks && need_schema_suite"
+  rm -rf "$at/json-schema-suite" && mkdir -p "$at/json-schema-suite"
+  tar -xzf "$sources"/jsonschema-*.tar.gz -C "$at/json-schema-suite" --strip-components=2 --wildcards '*/json/tests' '*/json/LICENSE' ||
+    fail "the sources of jsonschema do not contain the suite; pin a version that does in $pin"
+  rm -r "$sources"
+  cp "$pin" "$at/json-schema-suite/pin"
+}
+
 # install_package NAME: by the system's package manager; only Debian's is known here.
 install_package() {
   command -v apt-get >/dev/null 2>&1 || fail "$1 is missing; install it with your package manager, then run this again"

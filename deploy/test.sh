@@ -27,6 +27,7 @@ install() {
   need_component clippy
   need_nextest
   need_sdks
+  need_schema_suite
 }
 
 documentation() {

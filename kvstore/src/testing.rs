@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use shared::{
-    BlockName, CacheChange, Descriptor, Grouped, ObjectKey, ObjectKind, RangeDigests, RegionId,
-    SlotIndex, SlotMemory, Tier, range_of,
+    BlockName, CacheChange, Descriptor, Grouped, ObjectKey, ObjectKind, Random, RangeDigests,
+    RegionId, SlotIndex, SlotMemory, Tier, range_of,
 };
 
 use crate::memory::HostMemory;
@@ -15,25 +15,6 @@ use crate::pool::{Pool, PoolConfig, Seal, SealedSlot};
 
 /// Bytes of a slot in tests: odd, so that no power of two hides a mistake.
 pub(crate) const SLOT_BYTES: usize = 37;
-
-/// A full period generator (SplitMix64): tests print the seed they gave it.
-pub(crate) struct Generator(pub(crate) u64);
-
-impl Generator {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        let bound = u64::try_from(bound).unwrap();
-        usize::try_from(self.next() % bound).unwrap()
-    }
-}
 
 pub(crate) fn name(number: u64) -> BlockName {
     let mut bytes = [0; 16];
@@ -59,8 +40,8 @@ pub(crate) fn pool(region: u64, slots: u32) -> Pool {
 
 /// The payload of the object with this number: bytes that no other number has.
 pub(crate) fn payload(number: u64) -> Vec<u8> {
-    let mut generator = Generator(number);
-    (0..SLOT_BYTES).map(|_| generator.next().to_le_bytes()[0]).collect()
+    let mut generator = Random::new(number);
+    (0..SLOT_BYTES).map(|_| generator.word().to_le_bytes()[0]).collect()
 }
 
 /// Stores the object with this number and returns it pinned.

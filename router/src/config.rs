@@ -177,9 +177,10 @@ pub struct ResyncConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordConfig {
     /// Decision records kept, oldest dropped first. Records, 0 (none) and up, default 1,024: minutes of traffic in
-    /// at most 4 MB.
+    /// at most 2 MB.
     pub decisions_max: usize,
-    /// Candidates kept per record and role, cheapest first. At least 1, default 16.
+    /// Candidates kept per record and role, cheapest first. At least 1, default 8: finding, ordering and keeping each of them is
+    /// a part of every decision.
     pub candidates_max: usize,
 }
 
@@ -247,7 +248,7 @@ impl RouterConfig {
                 report_stale: Duration::from_secs(5),
             },
             resync: ResyncConfig { retry: Duration::from_secs(1), attempts_max: 5 },
-            records: RecordConfig { decisions_max: 1_024, candidates_max: 16 },
+            records: RecordConfig { decisions_max: 1_024, candidates_max: 8 },
         }
     }
 

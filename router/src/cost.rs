@@ -13,57 +13,54 @@
 //! There are no weights. A millisecond that another request waits counts like one of this request's own, so the least
 //! total is the least sum of waiting times, as far as the measured rates tell.
 
-use std::time::Duration;
-
 use shared::{BLOCK_TOKENS, StartGeometry, Tier};
 
 use crate::config::CostConfig;
 use crate::index::PrefixMatch;
+use crate::nanos::Nanos;
 use crate::pace::Pace;
 
 /// The terms of one candidate. Their sum is what is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Wait until the prefill worker reaches the request.
-    pub prefill_queue: Duration,
+    pub prefill_queue: Nanos,
     /// Wait until the decode worker reaches the request, as far as prefill does not cover it.
-    pub decode_queue: Duration,
+    pub decode_queue: Nanos,
     /// Bringing cached blocks to the workers that need them, and waiting for those that are only expected there.
-    pub restore: Duration,
+    pub restore: Nanos,
     /// Computing the rows of [0, S) that are not cached, replayed rows included.
-    pub recompute: Duration,
+    pub recompute: Nanos,
     /// Visiting the prefill worker and reading of its blocks what was not read while it computed.
-    pub handoff: Duration,
+    pub handoff: Nanos,
     /// Computing [S, N) on the decode worker, and the step of running answers that goes with it.
-    pub tail: Duration,
+    pub tail: Nanos,
     /// What the requests running on the decode worker wait longer, all of them together: for the rows computed there, and
     /// for this request's answer beside theirs.
-    pub interference: Duration,
+    pub interference: Nanos,
 }
 
 impl Cost {
     /// The sum of all terms.
     #[must_use]
-    pub fn total(&self) -> Duration {
-        self.first_token().saturating_add(self.interference)
+    pub fn total(&self) -> Nanos {
+        self.first_token().plus(self.interference)
     }
 
     /// The sum of what the request itself waits for: the expected time to its first token.
     #[must_use]
-    pub fn first_token(&self) -> Duration {
-        let waits = self.prefill_queue.saturating_add(self.decode_queue);
-        let rows = self.restore.saturating_add(self.recompute);
-        waits.saturating_add(rows).saturating_add(self.handoff).saturating_add(self.tail)
+    pub fn first_token(&self) -> Nanos {
+        self.prefill_path().plus(self.decode_queue).plus(self.handoff).plus(self.tail)
     }
 
     /// The time until all of [0, S) is at the decode worker.
-    pub(crate) fn before_tail(&self) -> Duration {
-        self.first_token().saturating_sub(self.tail)
+    pub(crate) fn before_tail(&self) -> Nanos {
+        self.first_token().minus(self.tail)
     }
 
     /// The sum of the terms before the decode worker takes over.
-    pub(crate) fn prefill_path(&self) -> Duration {
-        self.prefill_queue.saturating_add(self.restore).saturating_add(self.recompute)
+    pub(crate) fn prefill_path(&self) -> Nanos {
+        self.prefill_queue.plus(self.restore).plus(self.recompute)
     }
 }
 
@@ -100,12 +97,12 @@ pub(crate) struct Rates {
     /// Rows.
     pub(crate) pace: Pace,
     /// One step of its running answers; zero while unknown.
-    pub(crate) step: Duration,
-    pub(crate) restore_host: Duration,
-    pub(crate) restore_disk: Duration,
-    pub(crate) restore_remote: Duration,
-    pub(crate) restore_peer: Duration,
-    pub(crate) handoff: Duration,
+    pub(crate) step: Nanos,
+    pub(crate) restore_host: Nanos,
+    pub(crate) restore_disk: Nanos,
+    pub(crate) restore_remote: Nanos,
+    pub(crate) restore_peer: Nanos,
+    pub(crate) handoff: Nanos,
 }
 
 impl Rates {
@@ -113,19 +110,19 @@ impl Rates {
     pub(crate) fn configured(pace: Pace, cost: &CostConfig) -> Self {
         Self {
             pace,
-            step: Duration::ZERO,
-            restore_host: cost.restore_host,
-            restore_disk: cost.restore_disk,
-            restore_remote: cost.restore_remote,
-            restore_peer: cost.restore_peer,
-            handoff: cost.handoff,
+            step: Nanos::ZERO,
+            restore_host: cost.restore_host.into(),
+            restore_disk: cost.restore_disk.into(),
+            restore_remote: cost.restore_remote.into(),
+            restore_peer: cost.restore_peer.into(),
+            handoff: cost.handoff.into(),
         }
     }
 
     /// Time to bring one block from a tier; nothing from the worker's own slab.
-    fn restore(&self, tier: Tier) -> Duration {
+    fn restore(&self, tier: Tier) -> Nanos {
         match tier {
-            Tier::Device => Duration::ZERO,
+            Tier::Device => Nanos::ZERO,
             Tier::Host => self.restore_host,
             Tier::Disk => self.restore_disk,
             Tier::Remote => self.restore_remote,
@@ -135,17 +132,24 @@ impl Rates {
 
 /// One worker's side of a prompt: how busy it is, how fast, and how much of [0, S) it can have.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Side {
-    pub(crate) queue: Duration,
+pub(crate) struct Side<'a> {
+    pub(crate) queue: Nanos,
     /// Requests in work or waiting there.
     pub(crate) requests: u32,
-    pub(crate) rates: Rates,
+    pub(crate) rates: &'a Rates,
     pub(crate) cached: PrefixMatch,
     /// Time until the blocks that are only expected of it are computed.
-    pub(crate) expected_in: Duration,
+    pub(crate) expected_in: Nanos,
 }
 
-impl Side {
+/// What a decode worker's tail costs, whoever computes the rest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tail {
+    time: Nanos,
+    interference: Nanos,
+}
+
+impl Side<'_> {
     /// Tokens of the cached prefix, those only expected among them.
     pub(crate) fn cached_tokens(&self) -> u32 {
         self.cached.reach * BLOCK_TOKENS
@@ -170,58 +174,52 @@ impl Side {
 
     /// Time to have the cached prefix: for each block the lesser of restoring and recomputing it; for those only expected the
     /// lesser of recomputing all and waiting for them beyond `covered`, which is waited for anyway.
-    fn restore(&self, covered: Duration) -> Duration {
+    fn restore(&self, covered: Nanos) -> Nanos {
         let at_hand = self.cached.reach_by_tier.of(Tier::Device);
         if self.cached.reach == at_hand && self.cached.expected == 0 {
-            return Duration::ZERO;
+            return Nanos::ZERO;
         }
         let recompute = self.rates.pace.time_for(u64::from(BLOCK_TOKENS));
         let expected = match self.cached.expected {
-            0 => Duration::ZERO,
-            blocks => {
-                self.expected_in.saturating_sub(covered).min(recompute.saturating_mul(blocks))
-            }
+            0 => Nanos::ZERO,
+            blocks => self.expected_in.minus(covered).min(recompute.times(blocks)),
         };
         let parts = self.cached.reach_by_tier.iter();
         parts.fold(expected, |sum, (tier, blocks)| {
-            sum.saturating_add(self.rates.restore(tier).min(recompute).saturating_mul(blocks))
+            sum.plus(self.rates.restore(tier).min(recompute).times(blocks))
         })
     }
 
-    /// The tail as decode work: its rows, and the tokens of the running answers that are computed in the same step.
-    fn tail(&self, prompt: Prompt) -> Duration {
-        let step = if self.requests == 0 { Duration::ZERO } else { self.rates.step };
-        self.rates.pace.time_for(prompt.tail_rows()).saturating_add(step)
-    }
-
-    /// What the tail and the answer cost those that run here. Prompt rows put each of them off by their whole time. The
-    /// answer adds a row to each of its steps: the time of a row, but no more than each answer's share of the measured
-    /// step, since what it adds is not more than what those before it added.
-    fn interference(&self, prompt: Prompt) -> Duration {
+    /// The tail as decode work: its rows, and the tokens of the running answers that are computed in the same step. And what
+    /// the tail and the answer cost those that run here: prompt rows put each of them off by their whole time. The answer adds
+    /// a row to each of its steps: the time of a row, but no more than each answer's share of the measured step, since what it
+    /// adds is not more than what those before it added.
+    pub(crate) fn tail(&self, prompt: Prompt) -> Tail {
+        let tail = self.rates.pace.time_for(prompt.tail_rows());
         if self.requests == 0 {
-            return Duration::ZERO;
+            return Tail { time: tail, interference: Nanos::ZERO };
         }
         let row = self.rates.pace.time_for(1);
         let added = match self.rates.step {
-            Duration::ZERO => row,
-            step => row.min(step / self.requests),
+            Nanos::ZERO => row,
+            Nanos(step) => row.min(Nanos(step / u64::from(self.requests))),
         };
-        let answer = added.saturating_mul(prompt.answer_tokens);
-        let tail = self.rates.pace.time_for(prompt.tail_rows());
-        tail.saturating_add(answer).saturating_mul(self.requests)
+        let answer = added.times(prompt.answer_tokens);
+        let interference = tail.plus(answer).times(self.requests);
+        Tail { time: tail.plus(self.rates.step), interference }
     }
 
     /// What rows of [0, S) cost those that run here, or will: a decode worker is idle for a moment only, and who comes
     /// while it computes what a prefill worker could have computed waits for it. So there is always one.
-    fn interference_of_prompt(&self, rows: u64, prompt: Prompt) -> Duration {
+    fn interference_of_prompt(&self, rows: Nanos, prompt: Prompt) -> Nanos {
         // Replayed rows alone are no work that a prefill worker would take over.
         let least = if self.missing_rows(prompt) == 0 { 0 } else { 1 };
-        self.rates.pace.time_for(rows).saturating_mul(self.requests.max(least))
+        rows.times(self.requests.max(least))
     }
 }
 
 /// The prefill worker's terms. It works in order of arrival, so nobody before the request waits longer for it.
-pub(crate) fn price_prefill(side: &Side, prompt: Prompt, cost: &CostConfig) -> Cost {
+pub(crate) fn price_prefill(side: &Side<'_>, prompt: Prompt, cost: &CostConfig) -> Cost {
     Cost {
         prefill_queue: side.queue,
         restore: side.restore(side.queue),
@@ -231,68 +229,75 @@ pub(crate) fn price_prefill(side: &Side, prompt: Prompt, cost: &CostConfig) -> C
 }
 
 /// The cost of a decode worker that computes everything itself.
-pub(crate) fn price_direct(side: &Side, prompt: Prompt, cost: &CostConfig) -> Cost {
-    let rows = side.rows_to_boundary(prompt, cost);
+pub(crate) fn price_direct(side: &Side<'_>, tail: Tail, prompt: Prompt, cost: &CostConfig) -> Cost {
+    let rows = side.rates.pace.time_for(side.rows_to_boundary(prompt, cost));
     Cost {
         decode_queue: side.queue,
         restore: side.restore(side.queue),
-        recompute: side.rates.pace.time_for(rows),
-        tail: side.tail(prompt),
-        interference: side
-            .interference(prompt)
-            .saturating_add(side.interference_of_prompt(rows, prompt)),
+        recompute: rows,
+        tail: tail.time,
+        interference: tail.interference.plus(side.interference_of_prompt(rows, prompt)),
         ..Cost::default()
     }
 }
 
 /// The cost of a decode worker behind a prefill worker.
-pub(crate) fn price_disaggregated(decode: &Side, prefill: &Cost, prompt: Prompt) -> Cost {
+pub(crate) fn price_disaggregated(
+    decode: &Side<'_>,
+    tail: Tail,
+    prefill: &Cost,
+    prompt: Prompt,
+) -> Cost {
     let read = prompt.blocks().saturating_sub(decode.cached.reach);
-    let reads = decode.rates.restore_peer.saturating_mul(read);
-    let covered = decode.queue.max(prefill.prefill_path());
+    let reads = decode.rates.restore_peer.times(read);
+    let path = prefill.prefill_path();
     Cost {
         prefill_queue: prefill.prefill_queue,
-        decode_queue: decode.queue.saturating_sub(prefill.prefill_path()),
-        restore: prefill.restore.saturating_add(decode.restore(covered)),
+        decode_queue: decode.queue.minus(path),
+        restore: prefill.restore.plus(decode.restore(decode.queue.max(path))),
         recompute: prefill.recompute,
         // Blocks are read as they are sealed: what takes longer than computing them is waited for.
-        handoff: decode.rates.handoff.saturating_add(reads.saturating_sub(prefill.recompute)),
-        tail: decode.tail(prompt),
-        interference: decode.interference(prompt),
+        handoff: decode.rates.handoff.plus(reads.minus(prefill.recompute)),
+        tail: tail.time,
+        interference: tail.interference,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use shared::{CacheChange, CacheEvent, StartGeometry, Tier, Timestamp};
 
     use super::{Cost, Prompt, Rates, Side, price_direct, price_disaggregated, price_prefill};
     use crate::config::RouterConfig;
     use crate::index::{PrefixIndex, PrefixMatch};
+    use crate::nanos::Nanos;
     use crate::pace::Pace;
     use crate::role::Role;
     use crate::testing::{names, rank};
 
     const FLASH: StartGeometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 20 };
-    const MS: fn(u64) -> Duration = Duration::from_millis;
+    const MS: fn(u64) -> Nanos = |ms| Nanos(ms * 1_000_000);
 
     fn nothing_cached() -> PrefixMatch {
         PrefixIndex::new(1, 1).match_prefix(&[]).of(rank(0))
     }
 
-    fn side(requests: u32, change: impl FnOnce(&mut Rates)) -> Side {
+    fn rates(change: impl FnOnce(&mut Rates)) -> Rates {
         let cost = RouterConfig::with_defaults(FLASH).cost;
         let mut rates = Rates::configured(Pace::from_rows_per_second(1_000), &cost);
         change(&mut rates);
-        let (queue, expected_in) = (Duration::ZERO, Duration::ZERO);
+        rates
+    }
+
+    fn side(requests: u32, rates: &Rates) -> Side<'_> {
+        let (queue, expected_in) = (Nanos::ZERO, Nanos::ZERO);
         Side { queue, requests, rates, cached: nothing_cached(), expected_in }
     }
 
-    /// A side whose worker holds the first `held` blocks in its device memory and is expected to hold as many more.
-    fn expecting(held: u32, expected: u32, queue: Duration, expected_in: Duration) -> Side {
+    /// A worker that holds the first `held` blocks in its device memory and is expected to hold more.
+    fn expecting(held: u32, expected: u32) -> PrefixMatch {
         let mut index = PrefixIndex::new(1, 100).with_expectations(100);
         index.join(rank(0), Role::Decode).expect("room");
         let all = names(1, held + expected);
@@ -300,8 +305,7 @@ mod tests {
         let change = CacheChange::Stored { tier: Tier::Device, names: all[..held].to_vec() };
         index.apply(&CacheEvent { worker: rank(0), incarnation: 1, sequence: 0, change });
         index.expect(rank(0), &Arc::from(&all[..]), Timestamp(1));
-        let cached = index.match_prefix(&all).of(rank(0));
-        Side { queue, expected_in, cached, ..side(0, |_| ()) }
+        index.match_prefix(&all).of(rank(0))
     }
 
     #[test]
@@ -322,13 +326,17 @@ mod tests {
         ];
         for ((held, expected), (queue, due), path, direct, split) in cases {
             let case = format!("{held} + {expected} blocks, queue {queue}, due {due}, path {path}");
-            let side = expecting(held, expected, MS(queue), MS(due));
+            let (rates, cached) = (rates(|_| ()), expecting(held, expected));
+            let (queue, expected_in) = (MS(queue), MS(due));
+            let side = Side { queue, expected_in, cached, ..side(0, &rates) };
+            let tail = side.tail(prompt);
             assert_eq!(side.expected_tokens(), expected * 128, "{case}");
             assert_eq!(side.cached_tokens(), 768, "{case}");
-            assert_eq!(price_direct(&side, prompt, &cost).restore, MS(direct), "{case}");
+            assert_eq!(price_direct(&side, tail, prompt, &cost).restore, MS(direct), "{case}");
             assert_eq!(price_prefill(&side, prompt, &cost).restore, MS(direct), "{case}");
             let prefill = Cost { recompute: MS(path), ..Cost::default() };
-            assert_eq!(price_disaggregated(&side, &prefill, prompt).restore, MS(split), "{case}");
+            let behind = price_disaggregated(&side, tail, &prefill, prompt);
+            assert_eq!(behind.restore, MS(split), "{case}");
         }
     }
 
@@ -348,10 +356,13 @@ mod tests {
             (4, 40, 4 * 1_050, 4 * 282),
         ];
         for (requests, step, direct, split) in cases {
-            let side = side(requests, |rates| rates.step = MS(step));
+            let rates = rates(|rates| rates.step = MS(step));
+            let side = side(requests, &rates);
+            let tail = side.tail(prompt);
             let case = format!("{requests} requests, steps of {step} ms");
-            assert_eq!(price_direct(&side, prompt, &cost).interference, MS(direct), "{case}");
-            let behind = price_disaggregated(&side, &Cost::default(), prompt);
+            let alone = price_direct(&side, tail, prompt, &cost);
+            assert_eq!(alone.interference, MS(direct), "{case}");
+            let behind = price_disaggregated(&side, tail, &Cost::default(), prompt);
             assert_eq!(behind.interference, MS(split), "{case}");
             let shared_step = if requests == 0 { 0 } else { step };
             assert_eq!(behind.tail, MS(232 + shared_step), "{case}");
@@ -362,15 +373,17 @@ mod tests {
     fn reading_counts_as_far_as_computing_does_not_cover_it() {
         let cost = RouterConfig::with_defaults(FLASH).cost;
         let prompt = Prompt::new(1_000, 50, FLASH);
-        let prefill = price_prefill(&side(0, |_| ()), prompt, &cost);
+        let usual = rates(|_| ());
+        let prefill = price_prefill(&side(0, &usual), prompt, &cost);
         assert_eq!(prefill.recompute, MS(768));
         // Six blocks are read; milliseconds per block and for the hand-off, and what is waited for.
         for (peer, handoff, waited) in [(1, 5, 5), (128, 5, 5), (200, 5, 437), (1, 30, 30)] {
-            let decode = side(0, |rates| {
+            let rates = rates(|rates| {
                 rates.restore_peer = MS(peer);
                 rates.handoff = MS(handoff);
             });
-            let cost = price_disaggregated(&decode, &prefill, prompt);
+            let decode = side(0, &rates);
+            let cost = price_disaggregated(&decode, decode.tail(prompt), &prefill, prompt);
             assert_eq!(cost.handoff, MS(waited), "{peer} ms per block");
             assert_eq!(cost.first_token(), MS(768 + waited + 232));
         }
@@ -382,24 +395,26 @@ mod tests {
     fn the_shortest_prefill_path_is_best_for_every_decode_worker() {
         let cost = RouterConfig::with_defaults(FLASH).cost;
         let prompt = Prompt::new(7_948, 256, FLASH);
+        let usual = rates(|_| ());
         let paths: Vec<Cost> = (0..40)
             .map(|step| {
-                let side = Side { queue: MS(step * 97), ..side(3, |_| ()) };
+                let side = Side { queue: MS(step * 97), ..side(3, &usual) };
                 price_prefill(&side, prompt, &cost)
             })
             .collect();
         for (queue, requests, peer) in [(0, 0, 1), (5_000, 9, 30), (9_000, 60, 500), (50_000, 2, 1)]
         {
-            let cached = expecting(0, 50, Duration::ZERO, Duration::ZERO).cached;
+            let rates = rates(|rates| rates.restore_peer = MS(peer));
             let decode = Side {
                 queue: MS(queue),
-                cached,
+                cached: expecting(0, 50),
                 expected_in: MS(9_000),
-                ..side(requests, |rates| rates.restore_peer = MS(peer))
+                ..side(requests, &rates)
             };
-            let totals: Vec<Duration> = paths
+            let tail = decode.tail(prompt);
+            let totals: Vec<Nanos> = paths
                 .iter()
-                .map(|path| price_disaggregated(&decode, path, prompt).total())
+                .map(|path| price_disaggregated(&decode, tail, path, prompt).total())
                 .collect();
             assert!(totals.is_sorted(), "queue {queue} ms: {totals:?}");
         }

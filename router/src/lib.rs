@@ -25,10 +25,13 @@ mod cost;
 mod index;
 mod life;
 mod loads;
+mod nanos;
 mod pace;
 mod place;
 mod policy;
 mod queue;
+mod ranked;
+mod reason;
 mod records;
 mod resync;
 mod role;
@@ -48,6 +51,7 @@ pub use index::{
     ViewState,
 };
 pub use life::{Breaker, DrainSource, LifeCounters, Steer};
+pub use nanos::Nanos;
 pub use policy::Policy;
 pub use records::{
     Candidate, Considered, DecisionRecord, EndOutcome, LegEnd, PlacementKind, PredictionCounters,

@@ -8,13 +8,13 @@ mod memory;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
+use shared::random::mix;
 use shared::{RequestId, Timestamp, WorkerRank};
 
 use crate::config::LifeConfig;
 use crate::loads::{Loads, WorkerLoad};
-use crate::policy::{mix, tie_hash};
+use crate::policy::Tie;
+use crate::ranked::Ranked;
 use crate::role::Role;
 use crate::snapshot::LifeSnapshot;
 use drains::Drains;
@@ -112,14 +112,16 @@ pub(crate) struct Lives {
     seed: u64,
     workers: Workers,
     memory: Memory,
+    /// Whether some worker may drain; without one, which is the rule, nobody is looked at for it.
+    drains: bool,
     pub(crate) counters: LifeCounters,
 }
 
 /// By role, so that the order is that of `Loads`.
 #[derive(Debug, Default)]
 struct Workers {
-    decode: BTreeMap<WorkerRank, Life>,
-    prefill: BTreeMap<WorkerRank, Life>,
+    decode: Ranked<Life>,
+    prefill: Ranked<Life>,
 }
 
 /// What is known of one worker.
@@ -143,7 +145,7 @@ impl Lives {
     pub(crate) fn new(config: LifeConfig, seed: u64) -> Self {
         let (workers, counters) = (Workers::default(), LifeCounters::default());
         let memory = Memory::new(config.remember);
-        Self { config, seed, workers, memory, counters }
+        Self { config, seed, workers, memory, drains: false, counters }
     }
 
     /// Takes a worker as it was when it left, or as new and sound. Stores have no life here and are ignored.
@@ -151,19 +153,20 @@ impl Lives {
         let remembered = self.memory.take(worker, role, now);
         self.counters.returned += u64::from(remembered.is_some());
         let life = remembered.unwrap_or_else(|| Life::new(now));
+        self.drains |= life.drains.by().is_some();
         match role {
             Role::Decode => self.workers.decode.insert(worker, life),
             Role::Prefill => self.workers.prefill.insert(worker, life),
-            Role::Store => None,
-        };
+            Role::Store => {}
+        }
     }
 
     /// Lets a worker go, and remembers it for a while.
     pub(crate) fn leave(&mut self, worker: WorkerRank, now: Timestamp) {
-        if let Some(life) = self.workers.decode.remove(&worker) {
+        if let Some(life) = self.workers.decode.remove(worker) {
             self.memory.put(worker, Role::Decode, life, now);
         }
-        if let Some(life) = self.workers.prefill.remove(&worker) {
+        if let Some(life) = self.workers.prefill.remove(worker) {
             self.memory.put(worker, Role::Prefill, life, now);
         }
     }
@@ -255,6 +258,7 @@ impl Lives {
         let Some(life) = self.workers.get_mut(worker) else { return false };
         let new = life.drains.by().is_none();
         life.drains.begin(by, until);
+        self.drains = true;
         self.counters.drains += u64::from(new);
         new
     }
@@ -266,7 +270,11 @@ impl Lives {
     }
 
     /// Draining workers whose time is over.
-    pub(crate) fn drained_out(&self, now: Timestamp) -> Vec<WorkerRank> {
+    pub(crate) fn drained_out(&mut self, now: Timestamp) -> Vec<WorkerRank> {
+        self.drains &= self.next_drain().is_some();
+        if !self.drains {
+            return Vec::new();
+        }
         let over = self.workers.iter().filter(|(_, life)| {
             let until = life.drains.until();
             until.is_some_and(|until| until <= now)
@@ -276,14 +284,20 @@ impl Lives {
 
     /// When the next drain is over.
     pub(crate) fn next_drain(&self) -> Option<Timestamp> {
+        if !self.drains {
+            return None;
+        }
         self.workers.iter().filter_map(|(_, life)| life.drains.until()).min()
     }
 
     /// Counts workers that became stuck since the last look.
     pub(crate) fn look(&mut self, loads: &Loads, now: Timestamp) {
         let after = self.config.wedged_after;
-        for (&worker, life) in self.workers.decode.iter_mut().chain(&mut self.workers.prefill) {
-            let wedged = loads.is_busy(worker) && after <= now.since(life.progressed_at);
+        let Workers { decode, prefill } = &mut self.workers;
+        let decode = decode.values_mut().zip(loads.decode());
+        let prefill = prefill.values_mut().zip(loads.prefill());
+        for (life, (_, load)) in decode.chain(prefill) {
+            let wedged = load.is_busy() && after <= now.since(life.progressed_at);
             let wedged = wedged && life.progress.is_some();
             self.counters.wedged += u64::from(wedged && !life.wedged);
             life.wedged = wedged;
@@ -303,10 +317,11 @@ impl Lives {
 
     /// The lives of a role's workers, in the order of their names: those of `Loads` of the same role.
     pub(crate) fn of_role(&self, role: Role) -> impl Iterator<Item = &Life> {
-        match role {
-            Role::Decode => self.workers.decode.values(),
-            Role::Prefill | Role::Store => self.workers.prefill.values(),
-        }
+        let of_role = match role {
+            Role::Decode => &self.workers.decode,
+            Role::Prefill | Role::Store => &self.workers.prefill,
+        };
+        of_role.values()
     }
 
     /// The strongest reason against placing a request on this worker, warm-up left out.
@@ -346,7 +361,7 @@ impl Lives {
         if self.is_warm(life) {
             return false;
         }
-        let drawn = mix(tie_hash(self.seed ^ WARM_UP_DRAW, id, worker)) % 100;
+        let drawn = mix(Tie::of(self.seed ^ WARM_UP_DRAW, id).with(worker)) % 100;
         u64::from(self.config.warm_up_percent) <= drawn
     }
 
@@ -369,15 +384,15 @@ impl Lives {
 
 impl Workers {
     fn get(&self, worker: WorkerRank) -> Option<&Life> {
-        self.decode.get(&worker).or_else(|| self.prefill.get(&worker))
+        self.decode.get(worker).or_else(|| self.prefill.get(worker))
     }
 
     fn get_mut(&mut self, worker: WorkerRank) -> Option<&mut Life> {
-        self.decode.get_mut(&worker).or_else(|| self.prefill.get_mut(&worker))
+        self.decode.get_mut(worker).or_else(|| self.prefill.get_mut(worker))
     }
 
     fn iter(&self) -> impl Iterator<Item = (WorkerRank, &Life)> {
-        self.decode.iter().chain(&self.prefill).map(|(&worker, life)| (worker, life))
+        self.decode.iter().chain(self.prefill.iter())
     }
 }
 

@@ -3,14 +3,15 @@
 //! Rows are modelled as a queue that drains at the worker's measured pace: first the reported rows, then the requests
 //! placed since, in order. Both the estimate and the request counts are corrected by the next report.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shared::{LoadReport, RequestId, Timestamp, WorkerRank, WorkerRates};
 
 use crate::config::{CostConfig, LoadConfig};
 use crate::cost::Rates;
+use crate::nanos::Nanos;
 use crate::pace::Pace;
+use crate::ranked::Ranked;
 use crate::role::Role;
 
 /// The load of all workers that compute, by role.
@@ -19,8 +20,8 @@ pub(crate) struct Loads {
     config: LoadConfig,
     decode_rates: Rates,
     prefill_rates: Rates,
-    decode: BTreeMap<WorkerRank, WorkerLoad>,
-    prefill: BTreeMap<WorkerRank, WorkerLoad>,
+    decode: Ranked<WorkerLoad>,
+    prefill: Ranked<WorkerLoad>,
 }
 
 /// The load of one worker.
@@ -40,6 +41,17 @@ pub(crate) struct WorkerLoad {
     holds_to_the_end: bool,
     /// When the blocks that placed requests are to bring here are all computed, as predicted.
     expected_at: Timestamp,
+}
+
+/// How a worker stands at a moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standing {
+    /// Time until a request that arrives now is reached.
+    pub(crate) queue: Nanos,
+    /// Requests expected to be in work or waiting.
+    pub(crate) requests: u32,
+    /// Time until the blocks of all requests placed there are computed, as predicted when they were placed.
+    pub(crate) expected_in: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,8 +76,8 @@ impl Loads {
             config,
             decode_rates: rates(cost.decode_rows_per_second),
             prefill_rates: rates(cost.prefill_rows_per_second),
-            decode: BTreeMap::new(),
-            prefill: BTreeMap::new(),
+            decode: Ranked::default(),
+            prefill: Ranked::default(),
         }
     }
 
@@ -84,8 +96,8 @@ impl Loads {
 
     /// Forgets a worker and all that runs there.
     pub(crate) fn leave(&mut self, worker: WorkerRank) {
-        self.decode.remove(&worker);
-        self.prefill.remove(&worker);
+        self.decode.remove(worker);
+        self.prefill.remove(worker);
     }
 
     /// Takes a report. False when its sender is not a worker that computes.
@@ -96,7 +108,7 @@ impl Loads {
         now: Timestamp,
     ) -> bool {
         let lag = self.config.report_lag;
-        let Some(load) = self.decode.get_mut(&worker).or_else(|| self.prefill.get_mut(&worker))
+        let Some(load) = self.decode.get_mut(worker).or_else(|| self.prefill.get_mut(worker))
         else {
             return false;
         };
@@ -131,17 +143,17 @@ impl Loads {
 
     /// The decode workers, in the order of their names.
     pub(crate) fn decode(&self) -> impl Iterator<Item = (WorkerRank, &WorkerLoad)> {
-        self.decode.iter().map(|(&worker, load)| (worker, load))
+        self.decode.iter()
     }
 
     /// The prefill workers, in the order of their names.
     pub(crate) fn prefill(&self) -> impl Iterator<Item = (WorkerRank, &WorkerLoad)> {
-        self.prefill.iter().map(|(&worker, load)| (worker, load))
+        self.prefill.iter()
     }
 
     /// One worker.
     pub(crate) fn of(&self, worker: WorkerRank) -> Option<&WorkerLoad> {
-        self.decode.get(&worker).or_else(|| self.prefill.get(&worker))
+        self.decode.get(worker).or_else(|| self.prefill.get(worker))
     }
 
     /// Whether a worker has work, as far as is known: placed by this router and not over, or in its last report.
@@ -149,9 +161,14 @@ impl Loads {
         self.of(worker).is_some_and(WorkerLoad::is_busy)
     }
 
+    /// How a worker stands for a request that arrives now.
+    pub(crate) fn standing(&self, load: &WorkerLoad, now: Timestamp) -> Standing {
+        load.standing(self.config.report_stale, now)
+    }
+
     /// Requests expected to be in work or waiting at a worker.
     pub(crate) fn requests(&self, load: &WorkerLoad, now: Timestamp) -> u32 {
-        load.requests(self.config.report_stale, now)
+        self.standing(load, now).requests
     }
 
     /// The first time after `now` at which the request count of a prefill worker falls by itself.
@@ -161,7 +178,7 @@ impl Loads {
     }
 
     fn load_mut(&mut self, worker: WorkerRank) -> Option<&mut WorkerLoad> {
-        self.decode.get_mut(&worker).or_else(|| self.prefill.get_mut(&worker))
+        self.decode.get_mut(worker).or_else(|| self.prefill.get_mut(worker))
     }
 }
 
@@ -181,8 +198,8 @@ impl WorkerLoad {
     }
 
     /// The measured rates, or the configured ones.
-    pub(crate) fn rates(&self) -> Rates {
-        self.rates
+    pub(crate) fn rates(&self) -> &Rates {
+        &self.rates
     }
 
     /// Whether the pace was measured.
@@ -215,18 +232,28 @@ impl WorkerLoad {
         if rows == 0 { 0 } else { rows.saturating_sub(self.drained(now)) }
     }
 
-    /// Time until a request that arrives now is reached.
-    pub(crate) fn queue_wait(&self, now: Timestamp) -> Duration {
-        self.rates.pace.time_for(self.rows(now))
-    }
-
-    /// Time until the blocks of all requests placed here are computed, as predicted when they were placed.
-    pub(crate) fn expected_in(&self, now: Timestamp) -> Duration {
-        self.expected_at.since(now)
+    /// How it stands for a request that arrives now. `stale` as in [`LoadConfig::report_stale`].
+    pub(crate) fn standing(&self, stale: Duration, now: Timestamp) -> Standing {
+        let reported = self.reported_requests(stale, now);
+        let expected_in = Nanos(self.expected_at.0.saturating_sub(now.0));
+        // An idle worker costs no division.
+        if self.reported_rows == 0 && self.recent.is_empty() {
+            return Standing { queue: Nanos::ZERO, requests: reported, expected_in };
+        }
+        let drained = self.drained(now);
+        let (mut rows, mut undrained) = (self.reported_rows, 0_u32);
+        for recent in &self.recent {
+            rows = rows.saturating_add(recent.rows);
+            // One without rows never waits.
+            let waits = recent.rows != 0 && drained < rows;
+            undrained = undrained.saturating_add(u32::from(waits));
+        }
+        let queue = self.rates.pace.time_for(rows.saturating_sub(drained));
+        Standing { queue, requests: reported.saturating_add(undrained), expected_in }
     }
 
     fn drained(&self, now: Timestamp) -> u64 {
-        self.rates.pace.rows_in(now.since(self.settled_at))
+        self.rates.pace.rows_in(Nanos(now.0.saturating_sub(self.settled_at.0)))
     }
 
     /// Books what was drained since the last call. Only the time of whole rows is used up, so that many short steps
@@ -239,7 +266,7 @@ impl WorkerLoad {
         self.settled_at = if 0 < left || self.rows(self.settled_at) == 0 {
             now.max(self.settled_at)
         } else {
-            self.settled_at.after(self.rates.pace.time_for(drained))
+            self.settled_at.after(self.rates.pace.time_for(drained).into())
         };
     }
 
@@ -284,25 +311,14 @@ impl WorkerLoad {
         ];
         for (nanos, rate) in rates {
             if nanos != 0 {
-                *rate = Duration::from_nanos(nanos);
+                *rate = Nanos(nanos);
             }
         }
     }
 
-    fn requests(&self, stale: Duration, now: Timestamp) -> u32 {
+    fn reported_requests(&self, stale: Duration, now: Timestamp) -> u32 {
         let fresh = self.report.filter(|report| now < report.at.after(stale));
-        let reported = fresh.map_or(0, |report| report.requests);
-        if self.recent.is_empty() {
-            return reported;
-        }
-        let mut left = self.drained(now).saturating_sub(self.reported_rows);
-        let undrained = self.recent.iter().filter(|recent| {
-            let waiting = left < recent.rows;
-            left = left.saturating_sub(recent.rows);
-            waiting
-        });
-        let undrained = u32::try_from(undrained.count()).unwrap_or(u32::MAX);
-        reported.saturating_add(undrained)
+        fresh.map_or(0, |report| report.requests)
     }
 
     fn relief(&self, stale: Duration, now: Timestamp) -> Option<Timestamp> {
@@ -311,7 +327,7 @@ impl WorkerLoad {
         let mut rows = self.reported_rows;
         let drains = self.recent.iter().map(|recent| {
             rows = rows.saturating_add(recent.rows);
-            self.settled_at.after(self.rates.pace.time_for(rows))
+            self.settled_at.after(self.rates.pace.time_for(rows).into())
         });
         drains.chain(report).filter(|&at| now < at).min()
     }
@@ -332,6 +348,7 @@ mod tests {
 
     use super::Loads;
     use crate::config::RouterConfig;
+    use crate::nanos::Nanos;
     use crate::role::Role;
     use crate::testing::rank;
 
@@ -422,8 +439,8 @@ mod tests {
     #[test]
     fn measured_rates_replace_configured_ones_and_stay() {
         let mut loads = loads();
-        let configured = loads.of(rank(0)).expect("a member").rates();
-        let ms = Duration::from_millis;
+        let configured = *loads.of(rank(0)).expect("a member").rates();
+        let ms = |ms: u64| Nanos(ms * 1_000_000);
         let rates = WorkerRates {
             restore_peer_ns: 3_000_000,
             restore_disk_ns: 4_000_000,

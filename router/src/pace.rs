@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::nanos::Nanos;
+
 /// Rows per kilorow, the grain in which a pace is kept.
 const KILOROW: u64 = 1_000;
 /// One row in a thousand seconds: anything slower is a broken measurement.
@@ -37,19 +39,18 @@ impl Pace {
     }
 
     /// The time for `rows` rows, rounded up to nanoseconds, saturating after 584 years.
-    pub(crate) fn time_for(self, rows: u64) -> Duration {
+    pub(crate) fn time_for(self, rows: u64) -> Nanos {
         // 64 bits hold all but absurd products, and their division is many times faster: a decision has hundreds.
         if let Some(nanos) = rows.checked_mul(self.nanos_per_kilorow) {
-            return Duration::from_nanos(nanos.div_ceil(KILOROW));
+            return Nanos(nanos.div_ceil(KILOROW));
         }
         let nanos = u128::from(rows) * u128::from(self.nanos_per_kilorow);
         let nanos = nanos.div_ceil(u128::from(KILOROW));
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
     /// The whole rows computed in `time`.
-    pub(crate) fn rows_in(self, time: Duration) -> u64 {
-        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    pub(crate) fn rows_in(self, Nanos(nanos): Nanos) -> u64 {
         // As above.
         if let Some(scaled) = nanos.checked_mul(KILOROW) {
             return scaled / self.nanos_per_kilorow;
@@ -60,15 +61,14 @@ impl Pace {
 
     /// Rows per second, rounded down, for reports.
     pub(crate) fn rows_per_second(self) -> u64 {
-        self.rows_in(Duration::from_secs(1))
+        self.rows_in(Nanos(1_000_000_000))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::Pace;
+    use crate::nanos::Nanos;
 
     #[test]
     fn time_and_rows_agree() {
@@ -78,12 +78,12 @@ mod tests {
                 let time = pace.time_for(rows);
                 assert!(rows <= pace.rows_in(time), "{rows} rows at {rate}");
                 if 0 < rows {
-                    let less = time.checked_sub(Duration::from_nanos(1)).expect("rows take time");
+                    let less = Nanos(time.0.checked_sub(1).expect("rows take time"));
                     assert!(pace.rows_in(less) < rows, "{rows} rows at {rate}");
                 }
             }
         }
-        assert_eq!(Pace::from_rows_per_second(1_000).time_for(128), Duration::from_millis(128));
+        assert_eq!(Pace::from_rows_per_second(1_000).time_for(128), Nanos(128_000_000));
     }
 
     #[test]
@@ -93,7 +93,7 @@ mod tests {
         }
         for extreme in [f64::MIN_POSITIVE, 1e-30, 1e30, f64::MAX] {
             let pace = Pace::measured(extreme).expect("finite and positive");
-            assert!(Duration::ZERO < pace.time_for(1_000));
+            assert!(Nanos::ZERO < pace.time_for(1_000));
         }
         assert_eq!(Pace::measured(1_000.0), Some(Pace::from_rows_per_second(1_000)));
         assert_eq!(Pace::measured(2_000.0).map(Pace::rows_per_second), Some(2_000));

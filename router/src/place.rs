@@ -6,17 +6,17 @@
 //! reads, and that measures how long reading takes. So the pair's cost never falls when P's path gets longer, whatever
 //! D is. This holds as long as no rate belongs to the pair, such as a link between two hosts.
 
-use std::fmt;
-use std::time::Duration;
-
-use shared::{PlaceRequest, Placement, Tier, Timestamp, WorkerRank};
+use shared::random::mix;
+use shared::{BLOCK_TOKENS, PlaceRequest, Placement, Tier, Timestamp, WorkerRank};
 
 use crate::config::RouterConfig;
-use crate::cost::{Prompt, Side, price_direct, price_disaggregated, price_prefill};
+use crate::cost::{Cost, Prompt, Side, price_direct, price_disaggregated, price_prefill};
 use crate::index::{PrefixIndex, PrefixMatch, PrefixMatches};
 use crate::life::{Life, Lives, Steer};
-use crate::loads::{Loads, WorkerLoad};
-use crate::policy::{Draw, Order, Policy, Seen, mix, order};
+use crate::loads::{Loads, Standing, WorkerLoad};
+use crate::nanos::Nanos;
+use crate::policy::{Draw, Order, Seen, order};
+use crate::reason::reason;
 use crate::records::{Candidate, Considered, PlacementKind, PrefillCandidate, Steered};
 use crate::role::Role;
 
@@ -52,19 +52,55 @@ pub(crate) struct Choice {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecodeStart {
     pub(crate) kind: PlacementKind,
-    pub(crate) candidate: Candidate,
+    pub(crate) worker: WorkerRank,
+    pub(crate) prefill: Option<WorkerRank>,
+    pub(crate) cost: Cost,
+    pub(crate) cached_tokens: u32,
+    pub(crate) expected_tokens: u32,
+    requests: u32,
     /// Rows it computes before the first token.
     pub(crate) rows: u64,
     /// Wait for a request that is reached next there.
-    queue: Duration,
+    queue: Nanos,
+}
+
+impl DecodeStart {
+    /// For the record.
+    pub(crate) fn candidate(&self) -> Candidate {
+        Candidate {
+            decode: self.worker,
+            prefill: self.prefill,
+            cost: self.cost,
+            cached_tokens: self.cached_tokens,
+            expected_tokens: self.expected_tokens,
+            requests: self.requests,
+        }
+    }
 }
 
 /// A prefill worker that could take the request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PrefillStart {
-    pub(crate) candidate: PrefillCandidate,
+    pub(crate) worker: WorkerRank,
+    pub(crate) cost: Cost,
+    pub(crate) cached_tokens: u32,
+    expected_tokens: u32,
+    requests: u32,
     /// Rows it computes.
     pub(crate) rows: u64,
+}
+
+impl PrefillStart {
+    /// For the record.
+    fn candidate(&self) -> PrefillCandidate {
+        PrefillCandidate {
+            prefill: self.worker,
+            cost: self.cost,
+            cached_tokens: self.cached_tokens,
+            expected_tokens: self.expected_tokens,
+            requests: self.requests,
+        }
+    }
 }
 
 /// Why no worker can be chosen now.
@@ -93,6 +129,7 @@ struct Open<'a> {
     worker: WorkerRank,
     load: &'a WorkerLoad,
     life: &'a Life,
+    standing: Standing,
 }
 
 /// Chooses the workers of a request. Fails with what is full.
@@ -124,7 +161,7 @@ pub(crate) fn choose(request: &PlaceRequest, facts: Facts<'_>) -> Result<Choice,
     let mut found = matches.in_order();
     let start = |&it: &Open<'_>| {
         let prefill = (prefill.as_ref(), prefill_field.exists);
-        decode_start(it.worker, side(it, found.of(it.worker), facts), prefill, prompt, facts)
+        decode_start(it.worker, &side(it, found.of(it.worker)), prefill, prompt, facts)
     };
     let decodes: Vec<DecodeStart> = field.open.iter().filter_map(start).collect();
     let seen: Vec<Seen> = decodes.iter().map(see_decode).collect();
@@ -138,17 +175,17 @@ pub(crate) fn choose(request: &PlaceRequest, facts: Facts<'_>) -> Result<Choice,
     field.steered.truncate(kept);
     Ok(Choice {
         placement: Placement {
-            decode: decode.candidate.decode,
-            prefill: decode.candidate.prefill,
-            expected_cached_tokens: decode.candidate.cached_tokens,
+            decode: decode.worker,
+            prefill: decode.prefill,
+            expected_cached_tokens: decode.cached_tokens,
             reason: reason(&decode, prompt, config.policy),
         },
         prompt,
         decode,
-        prefill: prefill.filter(|_| decode.candidate.prefill.is_some()),
+        prefill: prefill.filter(|_| decode.prefill.is_some()),
         considered: Considered {
-            decode: best_first.iter().map(|&at| decodes[at].candidate).collect(),
-            prefill: prefill_order.best_first.iter().map(|&at| prefills[at].candidate).collect(),
+            decode: best_first.iter().map(|&at| decodes[at].candidate()).collect(),
+            prefill: prefill_order.best_first.iter().map(|&at| prefills[at].candidate()).collect(),
             steered: field.steered,
             tied,
         },
@@ -184,7 +221,7 @@ fn draw(request: &PlaceRequest, facts: Facts<'_>) -> Draw {
         id: request.id,
         session: request.session.map_or(prompt, |session| session.0),
         last: facts.last.0,
-        tie_margin: facts.config.cost.tie_margin,
+        tie_margin: facts.config.cost.tie_margin.into(),
         load_bound_percent: facts.config.load_bound_percent,
     }
 }
@@ -201,12 +238,13 @@ fn field<'a>(
         Field { open: Vec::new(), steered: Vec::new(), overridden: false, exists: false };
     let mut doubtful = Vec::new();
     for ((worker, load), life) in workers.zip(facts.lives.of_role(role)) {
+        let open = || Open { worker, load, life, standing: facts.loads.standing(load, facts.now) };
         match facts.lives.steer((worker, load), life, &request.excluded, facts.now) {
-            None => field.open.push(Open { worker, load, life }),
+            None => field.open.push(open()),
             Some(Steer::Draining) => {
                 field.steered.push(Steered { worker, why: Steer::Draining });
             }
-            Some(why) => doubtful.push((Open { worker, load, life }, why)),
+            Some(why) => doubtful.push((open(), why)),
         }
     }
     field.exists = !field.open.is_empty() || !doubtful.is_empty();
@@ -255,20 +293,20 @@ fn prefill_starts(
         return Vec::new();
     }
     let bound = facts.config.admission.prefill_running_max;
-    field.open.retain(|it| facts.loads.requests(it.load, facts.now) < bound);
+    field.open.retain(|it| it.standing.requests < bound);
     spare_cold(field, request, matches, facts);
     let cost = &facts.config.cost;
     let mut found = matches.in_order();
     let starts = field.open.iter().map(|&it| {
-        let side = side(it, found.of(it.worker), facts);
-        let candidate = PrefillCandidate {
-            prefill: it.worker,
+        let side = side(it, found.of(it.worker));
+        PrefillStart {
+            worker: it.worker,
             cost: price_prefill(&side, prompt, cost),
             cached_tokens: side.cached_tokens(),
             expected_tokens: side.expected_tokens(),
             requests: side.requests,
-        };
-        PrefillStart { candidate, rows: side.rows_to_boundary(prompt, cost) }
+            rows: side.rows_to_boundary(prompt, cost),
+        }
     });
     starts.collect()
 }
@@ -276,28 +314,27 @@ fn prefill_starts(
 /// The better way to start on one decode worker; none when it needs prefill and no prefill worker is free.
 fn decode_start(
     worker: WorkerRank,
-    side: Side,
+    side: &Side<'_>,
     (prefill, has_prefill): (Option<&PrefillStart>, bool),
     prompt: Prompt,
     facts: Facts<'_>,
 ) -> Option<DecodeStart> {
     let cost = &facts.config.cost;
+    let tail = side.tail(prompt);
     let start = |kind, prefill, cost, rows| DecodeStart {
         kind,
-        candidate: Candidate {
-            decode: worker,
-            prefill,
-            cost,
-            cached_tokens: side.cached_tokens(),
-            expected_tokens: side.expected_tokens(),
-            requests: side.requests,
-        },
+        worker,
+        prefill,
+        cost,
+        cached_tokens: side.cached_tokens(),
+        expected_tokens: side.expected_tokens(),
+        requests: side.requests,
         rows,
         queue: side.queue,
     };
     let direct = |kind| {
         let rows = side.rows_to_boundary(prompt, cost) + prompt.tail_rows();
-        start(kind, None, price_direct(&side, prompt, cost), rows)
+        start(kind, None, price_direct(side, tail, prompt, cost), rows)
     };
     let missing = side.missing_rows(prompt);
     if prompt.boundary == 0 {
@@ -313,80 +350,43 @@ fn decode_start(
     let Some(prefill) = prefill else {
         return short.then(|| direct(PlacementKind::PrefillBusy));
     };
-    let split_cost = price_disaggregated(&side, &prefill.candidate.cost, prompt);
+    let split = price_disaggregated(side, tail, &prefill.cost, prompt);
     if short {
         let direct = direct(PlacementKind::DirectCheaper);
-        if direct.candidate.cost.total() <= split_cost.total() {
+        if direct.cost.total() <= split.total() {
             return Some(direct);
         }
     }
-    let with = Some(prefill.candidate.prefill);
-    Some(start(PlacementKind::Disaggregated, with, split_cost, prompt.tail_rows()))
+    let with = Some(prefill.worker);
+    Some(start(PlacementKind::Disaggregated, with, split, prompt.tail_rows()))
 }
 
-fn side(Open { load, .. }: Open<'_>, cached: PrefixMatch, facts: Facts<'_>) -> Side {
+fn side(Open { load, standing, .. }: Open<'_>, cached: PrefixMatch) -> Side<'_> {
     Side {
-        queue: load.queue_wait(facts.now),
-        requests: facts.loads.requests(load, facts.now).max(load.running()),
+        queue: standing.queue,
+        requests: standing.requests.max(load.running()),
         rates: load.rates(),
         cached,
-        expected_in: load.expected_in(facts.now),
+        expected_in: standing.expected_in,
     }
 }
 
 fn see_decode(start: &DecodeStart) -> Seen {
-    let Candidate { decode, cost, cached_tokens, requests, .. } = start.candidate;
-    let cached_blocks = cached_tokens / shared::BLOCK_TOKENS;
-    Seen { worker: decode, total: cost.total(), queue: start.queue, requests, cached_blocks }
+    Seen {
+        worker: start.worker,
+        total: start.cost.total(),
+        queue: start.queue,
+        requests: start.requests,
+        cached_blocks: start.cached_tokens / BLOCK_TOKENS,
+    }
 }
 
 fn see_prefill(start: &PrefillStart) -> Seen {
-    let PrefillCandidate { prefill, cost, cached_tokens, requests, .. } = start.candidate;
-    let cached_blocks = cached_tokens / shared::BLOCK_TOKENS;
-    let queue = cost.prefill_queue;
-    Seen { worker: prefill, total: cost.total(), queue, requests, cached_blocks }
-}
-
-/// One line for people.
-fn reason(start: &DecodeStart, prompt: Prompt, policy: Policy) -> String {
-    let Candidate { decode, cached_tokens, expected_tokens, cost, .. } = &start.candidate;
-    let expected = match expected_tokens {
-        0 => String::new(),
-        tokens => format!(", {tokens} of them only expected"),
-    };
-    let (tokens, boundary) = (prompt.tokens, prompt.boundary);
-    let why = match (start.kind, start.candidate.prefill) {
-        (PlacementKind::ShortPrompt, _) => {
-            format!("direct, {tokens} tokens are too few for prefill")
-        }
-        (PlacementKind::AllCached, _) => format!("direct, all of [0, {boundary}) is cached"),
-        (PlacementKind::NoPrefillWorker, _) => "direct, no prefill worker is a member".to_owned(),
-        (PlacementKind::PrefillBusy, _) => "direct, every prefill worker is busy".to_owned(),
-        (PlacementKind::DirectCheaper, _) => "direct, cheaper than visiting prefill".to_owned(),
-        (PlacementKind::Disaggregated, Some(prefill)) => format!("prefill {prefill}"),
-        (PlacementKind::Disaggregated, None) => unreachable!("this kind names its prefill worker"),
-    };
-    format!(
-        "{policy}: decode {decode}, {why}; {cached_tokens} of {boundary} tokens cached{expected}, {} ms = queue {} + restore {} + \
-         recompute {} + hand-off {} + tail {} + interference {}",
-        Tenths(cost.total()),
-        Tenths(cost.prefill_queue.saturating_add(cost.decode_queue)),
-        Tenths(cost.restore),
-        Tenths(cost.recompute),
-        Tenths(cost.handoff),
-        Tenths(cost.tail),
-        Tenths(cost.interference),
-        policy = policy.as_str(),
-    )
-}
-
-/// A time in milliseconds, with tenths. Each decision writes seven, so in 64 bits and without memory of their own.
-struct Tenths(Duration);
-
-impl fmt::Display for Tenths {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let micros = self.0.saturating_add(Duration::from_micros(50)).as_micros();
-        let tenths = u64::try_from(micros).unwrap_or(u64::MAX) / 100;
-        write!(f, "{}.{}", tenths / 10, tenths % 10)
+    Seen {
+        worker: start.worker,
+        total: start.cost.total(),
+        queue: start.cost.prefill_queue,
+        requests: start.requests,
+        cached_blocks: start.cached_tokens / BLOCK_TOKENS,
     }
 }

@@ -7,10 +7,10 @@
 //! Under every policy a miss, a request of which nobody holds anything, is decided by load alone: the policies that
 //! look at cached blocks then see equal ones.
 
-use std::cmp::Ordering;
-use std::time::Duration;
-
+use shared::random::mix;
 use shared::{RequestId, WorkerRank};
+
+use crate::nanos::Nanos;
 
 /// Requests above the mean that a worker may always have under `cache_aware` and `session`: a handful more is no
 /// imbalance yet, and with one or two requests each the mean says little.
@@ -69,8 +69,8 @@ impl Policy {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) worker: WorkerRank,
-    pub(crate) total: Duration,
-    pub(crate) queue: Duration,
+    pub(crate) total: Nanos,
+    pub(crate) queue: Nanos,
     pub(crate) requests: u32,
     pub(crate) cached_blocks: u32,
 }
@@ -84,12 +84,17 @@ pub(crate) struct Draw {
     pub(crate) session: u64,
     /// The worker chosen last in this role.
     pub(crate) last: Option<WorkerRank>,
-    pub(crate) tie_margin: Duration,
+    pub(crate) tie_margin: Nanos,
     pub(crate) load_bound_percent: u32,
 }
 
 /// What candidates are compared by; the least is best.
-type Key = [u64; 3];
+type Key = u128;
+
+/// The first number counts, of equal ones the second.
+fn key(first: u64, second: u64) -> Key {
+    u128::from(first) << 64 | u128::from(second)
+}
 
 /// The positions of the best candidates.
 #[derive(Debug)]
@@ -101,25 +106,24 @@ pub(crate) struct Order {
 
 /// Finds the best `kept` candidates, at least one if there is any.
 pub(crate) fn order(policy: Policy, draw: &Draw, seen: &[Seen], kept: usize) -> Order {
+    let keys = keys(policy, draw, seen);
+    let tie = Tie::of(draw.seed, draw.id);
+    let better = |&left: &usize, &right: &usize| {
+        // Few keys are equal, and a hash takes longer than a look at them.
+        let hashes = || tie.with(seen[left].worker).cmp(&tie.with(seen[right].worker));
+        let names = || seen[left].worker.cmp(&seen[right].worker);
+        keys[left].cmp(&keys[right]).then_with(hashes).then_with(names)
+    };
+    let mut best_first: Vec<usize> = (0..seen.len()).collect();
     let kept = kept.max(1);
-    let mut best: Vec<(Key, u64, WorkerRank, usize)> = Vec::with_capacity(kept.min(seen.len()) + 1);
-    let mut tied = 0;
-    for (at, (key, seen)) in keys(policy, draw, seen).into_iter().zip(seen).enumerate() {
-        match best.first().map_or(Ordering::Less, |(least, ..)| key.cmp(least)) {
-            Ordering::Less => tied = 1,
-            Ordering::Equal => tied += 1,
-            Ordering::Greater => {}
-        }
-        // Most of a large fleet ends here.
-        if best.len() == kept && best.last().is_some_and(|(most, ..)| *most < key) {
-            continue;
-        }
-        let entry = (key, tie_hash(draw.seed, draw.id, seen.worker), seen.worker, at);
-        let place = best.partition_point(|better| *better < entry);
-        best.insert(place, entry);
-        best.truncate(kept);
+    if kept < best_first.len() {
+        best_first.select_nth_unstable_by(kept - 1, better);
+        best_first.truncate(kept);
     }
-    Order { best_first: best.into_iter().map(|(.., at)| at).collect(), tied }
+    best_first.sort_unstable_by(better);
+    let least = best_first.first().map(|&best| keys[best]);
+    let tied = keys.iter().filter(|&&key| Some(key) == least).count();
+    Order { best_first, tied: u32::try_from(tied).expect("fewer candidates than 2^32") }
 }
 
 fn keys(policy: Policy, draw: &Draw, seen: &[Seen]) -> Vec<Key> {
@@ -134,52 +138,53 @@ fn keys(policy: Policy, draw: &Draw, seen: &[Seen]) -> Vec<Key> {
 }
 
 fn load(seen: &Seen) -> Key {
-    [u64::from(seen.requests), nanos(seen.queue), 0]
+    key(u64::from(seen.requests), seen.queue.0)
 }
 
 fn cost(draw: &Draw, seen: &[Seen]) -> Vec<Key> {
     let least = seen.iter().map(|it| it.total).min().unwrap_or_default();
-    let tied_up_to = least.saturating_add(draw.tie_margin);
-    let key = |it: &Seen| {
-        let band = if it.total <= tied_up_to { Duration::ZERO } else { it.total };
-        [nanos(band), u64::from(it.requests), 0]
+    let tied_up_to = least.plus(draw.tie_margin);
+    let banded = |it: &Seen| {
+        let Nanos(band) = if it.total <= tied_up_to { Nanos::ZERO } else { it.total };
+        key(band, u64::from(it.requests))
     };
-    seen.iter().map(key).collect()
+    seen.iter().map(banded).collect()
 }
 
 fn cache_aware(draw: &Draw, seen: &[Seen]) -> Vec<Key> {
     let bound = load_bound(draw, seen);
-    let key = |it: &Seen| {
+    let uncached = |it: &Seen| {
         let over = bound <= u64::from(it.requests);
         // Beyond the bound what is cached does not count any more.
         let uncached = if over { 0 } else { u64::from(u32::MAX - it.cached_blocks) };
-        [u64::from(over), uncached, u64::from(it.requests)]
+        key(u64::from(over), uncached << 32 | u64::from(it.requests))
     };
-    seen.iter().map(key).collect()
+    seen.iter().map(uncached).collect()
 }
 
 fn power_of_two(draw: &Draw, seen: &[Seen]) -> Vec<Key> {
-    let ticket = |it: &Seen| mix(tie_hash(draw.seed, draw.id, it.worker));
+    let tie = Tie::of(draw.seed, draw.id);
+    let ticket = |it: &Seen| mix(tie.with(it.worker));
     let mut tickets: Vec<u64> = seen.iter().map(ticket).collect();
     tickets.sort_unstable();
     let last = tickets.get(1).or_else(|| tickets.first()).copied().unwrap_or(0);
-    let key = |it: &Seen| [u64::from(last < ticket(it)), u64::from(it.requests), 0];
-    seen.iter().map(key).collect()
+    let drawn = |it: &Seen| key(u64::from(last < ticket(it)), u64::from(it.requests));
+    seen.iter().map(drawn).collect()
 }
 
 fn round_robin(draw: &Draw, seen: &Seen) -> Key {
     let name = u64::from(seen.worker.worker.0) << 16 | u64::from(seen.worker.rank.0);
-    [u64::from(draw.last.is_some_and(|last| seen.worker <= last)), name, 0]
+    key(u64::from(draw.last.is_some_and(|last| seen.worker <= last)), name)
 }
 
 fn session(draw: &Draw, seen: &[Seen]) -> Vec<Key> {
-    let bound = load_bound(draw, seen);
-    let key = |it: &Seen| {
+    let (bound, tie) = (load_bound(draw, seen), Tie::of(draw.session, RequestId(0)));
+    let homed = |it: &Seen| {
         let over = bound <= u64::from(it.requests);
         // Rendezvous hashing: a worker that comes or goes moves only its own sessions.
-        [u64::from(over), tie_hash(draw.session, RequestId(0), it.worker), 0]
+        key(u64::from(over), tie.with(it.worker))
     };
-    seen.iter().map(key).collect()
+    seen.iter().map(homed).collect()
 }
 
 /// Requests that make a worker too loaded to be chosen for its cache or a session.
@@ -190,35 +195,32 @@ fn load_bound(draw: &Draw, seen: &[Seen]) -> u64 {
     scaled.div_ceil(100 * count) + LOAD_SLACK
 }
 
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
+/// Hashes that differ between workers, requests and seeds: what of them is the same for all workers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tie(u64);
 
-/// A hash that differs between workers, requests and seeds.
-pub(crate) fn tie_hash(seed: u64, id: RequestId, worker: WorkerRank) -> u64 {
-    let words = id.0.to_le_bytes();
-    let (low, high) = words.split_at(8);
-    let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-    let name = u64::from(worker.worker.0) << 16 | u64::from(worker.rank.0);
-    [word(low), word(high), name].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part))
-}
+impl Tie {
+    pub(crate) fn of(seed: u64, id: RequestId) -> Self {
+        let words = id.0.to_le_bytes();
+        let (low, high) = words.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        Self([word(low), word(high)].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part)))
+    }
 
-/// A well-spread function of 64 bits: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-pub(crate) fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    /// The hash for a worker.
+    pub(crate) fn with(self, worker: WorkerRank) -> u64 {
+        mix(self.0 ^ (u64::from(worker.worker.0) << 16 | u64::from(worker.rank.0)))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::time::Duration;
 
     use shared::{RequestId, WorkerRank};
 
     use super::{Draw, Policy, Seen, order};
+    use crate::nanos::Nanos;
     use crate::testing::rank;
 
     fn draw(id: u128) -> Draw {
@@ -227,7 +229,7 @@ mod tests {
             id: RequestId(id),
             session: 11,
             last: None,
-            tie_margin: Duration::from_millis(1),
+            tie_margin: Nanos(1_000_000),
             load_bound_percent: 125,
         }
     }
@@ -236,8 +238,8 @@ mod tests {
     fn fleet(rows: &[(u64, u32, u32)]) -> Vec<Seen> {
         let seen = rows.iter().zip(0..).map(|(&(ms, requests, cached_blocks), worker)| Seen {
             worker: rank(worker),
-            total: Duration::from_millis(ms),
-            queue: Duration::ZERO,
+            total: Nanos(ms * 1_000_000),
+            queue: Nanos::ZERO,
             requests,
             cached_blocks,
         });

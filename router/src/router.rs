@@ -353,7 +353,7 @@ impl Router {
             rows: load.rows(now),
             rows_per_second: load.rates().pace.rows_per_second(),
             measured: load.is_measured(),
-            rates: RateSnapshot::of(&load.rates()),
+            rates: RateSnapshot::of(load.rates()),
             life: self.lives.snapshot(worker, now),
         })
     }

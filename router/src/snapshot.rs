@@ -152,7 +152,14 @@ impl RateSnapshot {
             handoff,
             pace: _,
         } = rates;
-        Self { step, restore_host, restore_disk, restore_remote, restore_peer, handoff }
+        Self {
+            step: step.into(),
+            restore_host: restore_host.into(),
+            restore_disk: restore_disk.into(),
+            restore_remote: restore_remote.into(),
+            restore_peer: restore_peer.into(),
+            handoff: handoff.into(),
+        }
     }
 }
 

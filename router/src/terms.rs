@@ -13,13 +13,13 @@ impl Cost {
         let Self { prefill_queue, decode_queue, restore, recompute, handoff, tail, interference } =
             *self;
         [
-            ("prefill_queue", prefill_queue),
-            ("decode_queue", decode_queue),
-            ("restore", restore),
-            ("recompute", recompute),
-            ("handoff", handoff),
-            ("tail", tail),
-            ("interference", interference),
+            ("prefill_queue", prefill_queue.into()),
+            ("decode_queue", decode_queue.into()),
+            ("restore", restore.into()),
+            ("recompute", recompute.into()),
+            ("handoff", handoff.into()),
+            ("tail", tail.into()),
+            ("interference", interference.into()),
         ]
     }
 }
@@ -29,10 +29,11 @@ mod tests {
     use std::time::Duration;
 
     use crate::cost::Cost;
+    use crate::nanos::Nanos;
 
     #[test]
     fn terms_add_up_to_the_total() {
-        let ms = Duration::from_millis;
+        let ms = |ms: u64| Nanos(ms * 1_000_000);
         let cost = Cost {
             prefill_queue: ms(1),
             decode_queue: ms(2),
@@ -43,6 +44,6 @@ mod tests {
             interference: ms(64),
         };
         let sum: Duration = cost.terms().iter().map(|(_, time)| *time).sum();
-        assert_eq!(sum, cost.total());
+        assert_eq!(sum, cost.total().into());
     }
 }

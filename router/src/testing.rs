@@ -6,36 +6,7 @@ use shared::{
     BlockName, DpRank, PlaceRequest, Priority, RequestId, TenantId, WorkerId, WorkerRank,
 };
 
-use crate::policy::mix;
-
-/// A seeded generator. Equal seeds give equal sequences.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(mix(seed))
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(1);
-        mix(self.0)
-    }
-
-    /// A number below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        let bound = u64::try_from(bound).expect("fits");
-        usize::try_from(self.next() % bound).expect("fits")
-    }
-
-    /// True once in `times`.
-    pub(crate) fn chance(&mut self, times: usize) -> bool {
-        self.below(times) == 0
-    }
-
-    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len())]
-    }
-}
+use shared::random::mix;
 
 /// Rank 0 of a worker.
 pub(crate) fn rank(worker: u32) -> WorkerRank {

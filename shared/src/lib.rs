@@ -21,6 +21,7 @@ pub mod layout;
 pub mod names;
 pub mod objects;
 pub mod pace;
+pub mod random;
 pub mod ranges;
 pub mod requests;
 pub mod restores;
@@ -50,6 +51,7 @@ pub use layout::{BLOCK_TOKENS, KvLayout, KvShape, LayoutError, SourceLayout, Sou
 pub use names::{BlockName, Lineage, MediaRun, Numerics, Root, RootInputs, block_names, next_name};
 pub use objects::{Descriptor, Location, ObjectKey, ObjectKind, Tier};
 pub use pace::StepPace;
+pub use random::Random;
 pub use ranges::{RANGES, RangeDigests, RangeSet, range_of};
 pub use requests::{
     DecodeRequest, PlaceRequest, Placement, PrefillRequest, Priority, Sampling, SessionKey,

@@ -7,6 +7,7 @@
 
 use crate::names::BlockName;
 use crate::objects::Tier;
+use crate::random::mix;
 
 /// Ranges of names. 39 thousand names each for a store with ten million blocks: 625 KB to tell one again.
 pub const RANGES: usize = 256;
@@ -154,29 +155,22 @@ fn pair_hash(name: BlockName, tier: Tier) -> u64 {
         Tier::Disk => 3,
         Tier::Remote => 4,
     };
-    mixed(half(number) ^ mixed(half(number >> 64) ^ mixed(tier)))
-}
-
-/// Spreads every bit of the input over the output; the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
-fn mixed(value: u64) -> u64 {
-    let mut word = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
+    mix(half(number) ^ mix(half(number >> 64) ^ mix(tier)))
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{RANGES, RangeDigests, RangeSet, mixed, pair_hash, range_of};
+    use super::{RANGES, RangeDigests, RangeSet, pair_hash, range_of};
     use crate::names::BlockName;
     use crate::objects::Tier;
+    use crate::random::mix;
 
     const TIERS: [Tier; 4] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Remote];
 
     fn name(number: u64) -> BlockName {
-        let (high, low) = (mixed(number), mixed(!number));
+        let (high, low) = (mix(number), mix(!number));
         BlockName((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
     }
 

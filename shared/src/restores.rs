@@ -8,8 +8,8 @@ use crate::events::WorkerRates;
 /// Blocks remembered of each tier: some prompts.
 const BLOCKS: u32 = 1_024;
 
-/// Of the objects that a lookup found, the blocks that had to be brought into the store's host memory first. The time until
-/// the lookup is answered is theirs: what lies in memory is found at once.
+/// Of the objects that a lookup asked for, the blocks that it waited for: those that had to be brought into the store's host memory
+/// first, in time or not. The time until the lookup is answered is theirs: what lies in memory is found at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Brought {
     /// From the store's drive.
@@ -19,6 +19,12 @@ pub struct Brought {
 }
 
 impl Brought {
+    /// Blocks of both tiers.
+    #[must_use]
+    pub fn blocks(self) -> usize {
+        usize::try_from(u64::from(self.disk) + u64::from(self.remote)).expect("64 bits are enough")
+    }
+
     /// Both together, as of several lookups; saturating.
     #[must_use]
     pub fn and(self, other: Self) -> Self {

@@ -7,4 +7,5 @@ mod faults;
 mod kv;
 mod life;
 mod public;
+mod recipe;
 mod sdk;

@@ -31,6 +31,7 @@ pub use objects::ObjectSegment;
 pub use repair::{Exclusive, Repair};
 pub use usage::{Ages, StateBytes, TenantBytes, Usage, tenants};
 
+use super::folder::LOCK_FILE;
 use super::format::{
     FileOrigin, Identity, PAGE, RecordHeader, RecordKind, SEAL_BYTES, Seal, SegmentHeader,
     SegmentHeaderError, record_bytes, wide,
@@ -171,12 +172,16 @@ impl Survey {
     /// Lists a folder. Blocks; takes no lock and makes nothing.
     ///
     /// # Errors
-    /// [`SurveyError::Folder`] when it cannot be listed, [`SurveyError::File`] when the list of evicted tenants in it
+    /// [`SurveyError::Folder`] when it cannot be listed or no store ever used it, [`SurveyError::File`] when the list of evicted tenants in it
     /// cannot be read.
     pub fn open(folder: &Path) -> Result<Self, SurveyError> {
         let failed = |source| SurveyError::Folder { folder: folder.to_owned(), source };
         let numbers = segment_numbers(folder).map_err(failed)?;
         let free = FreeFiles::list(folder).map_err(failed)?;
+        if numbers.is_empty() && free.count() == 0 && !folder.join(LOCK_FILE).exists() {
+            let reason = "no store ever wrote there; give the folder of a store node's disk";
+            return Err(failed(io::Error::new(io::ErrorKind::NotFound, reason)));
+        }
         let tombstones = Tombstones::read(folder).map_err(|source| SurveyError::File {
             what: "read",
             path: folder.join(tombstones::FILE),

@@ -117,7 +117,6 @@ struct Disk {
 /// A block that is being read.
 struct Reading {
     places: Vec<Place>,
-    below: Below,
     /// Its number among what began: tells whether its tenant was evicted since.
     began: u64,
 }
@@ -199,10 +198,11 @@ impl Lookups {
         let windows = windows.copied().collect();
         let number = self.number_next;
         self.number_next += 1;
-        let missing = self.onboard(number, &lookup.keys, &mut found, now);
+        let brought = self.onboard(number, &lookup.keys, &mut found, now);
+        let missing = brought.blocks();
         let wait_max = self.disk.as_ref().map_or(Duration::ZERO, |disk| disk.wait_max);
         let Lookup { context, sink, pins, .. } = lookup;
-        let (answer_at, brought) = (now.after(wait_max), Brought::default());
+        let answer_at = now.after(wait_max);
         let pending = Pending { context, found, sink, pins, missing, brought, answer_at };
         if missing == 0 {
             self.answer(pending);
@@ -259,8 +259,8 @@ impl Lookups {
     pub(super) fn settle(&mut self, done: DiskReadDone) {
         let name = done.name;
         let unanswered = matches!(done.result, Err(DiskReadError::Unanswered));
-        let unknown = Reading { places: Vec::new(), below: Below::Drive, began: 0 };
-        let Reading { places, below, began } = self.reading.remove(&name).unwrap_or(unknown);
+        let unknown = Reading { places: Vec::new(), began: 0 };
+        let Reading { places, began } = self.reading.remove(&name).unwrap_or(unknown);
         let sealed = self.seal(done, began);
         let is_kept = sealed.is_some() || unanswered;
         self.kept.put(name, if is_kept { Kept::Drive } else { Kept::Damaged });
@@ -275,7 +275,6 @@ impl Lookups {
                     if let Pins::Held(slots) = &mut *pending.pins.lock() {
                         slots[place.key] = Some(slot.clone());
                         pending.found[place.key] = Ok(slot.descriptor());
-                        pending.brought = pending.brought.and(one_from(below));
                     }
                 }
                 None if unanswered => pending.found[place.key] = Err(Miss::TooSlow),
@@ -351,16 +350,16 @@ impl Lookups {
         }
     }
 
-    /// Starts reading what is below host memory alone, and says how many of the keys are to be waited for.
+    /// Starts reading what is below host memory alone, and says how many of the keys are to be waited for, by tier.
     fn onboard(
         &mut self,
         lookup: u64,
         keys: &[ObjectKey],
         found: &mut [Found],
         now: Timestamp,
-    ) -> usize {
+    ) -> Brought {
         let Some(disk) = &self.disk else {
-            return 0;
+            return Brought::default();
         };
         let wanted = keys.iter().zip(&*found).enumerate().filter_map(|(index, (key, found))| {
             let wanted = found.is_err() && key.kind == ObjectKind::Block;
@@ -380,11 +379,11 @@ impl Lookups {
         let missing = drive.len() + objects.len();
         if missing != 0 && disk.tier.config().onboard_lookups_max <= self.pending.len() {
             count(&self.counters.onboard_refused, missing);
-            return 0;
+            return Brought::default();
         }
         // The drive first: what is had from it takes the slots that there are.
-        self.onboard_from(Below::Drive, lookup, &drive, found, now)
-            + self.onboard_from(Below::Objects, lookup, &objects, found, now)
+        let disk = self.onboard_from(Below::Drive, lookup, &drive, found, now);
+        Brought { disk, remote: self.onboard_from(Below::Objects, lookup, &objects, found, now) }
     }
 
     /// The same of blocks that lie in one place, as many as come in time from there.
@@ -395,7 +394,7 @@ impl Lookups {
         missing: &[(usize, BlockName)],
         found: &mut [Found],
         now: Timestamp,
-    ) -> usize {
+    ) -> u32 {
         let Some(disk) = &self.disk else { return 0 };
         let (too_slow, trial_at) = match below {
             Below::Drive => (&self.counters.disk_too_slow, &mut self.trial_at[0]),
@@ -418,7 +417,7 @@ impl Lookups {
                 places.push(place);
             } else if disk.begin(below, &self.pools, name, self.reading.len()) {
                 let began = self.owners.lock().begin();
-                self.reading.insert(name, Reading { places: vec![place], below, began });
+                self.reading.insert(name, Reading { places: vec![place], began });
             } else {
                 count(&self.counters.onboard_refused, 1);
                 continue;
@@ -436,7 +435,7 @@ impl Lookups {
             *trial_at = now.after(TRIAL_INTERVAL);
             if disk.begin(below, &self.pools, *name, self.reading.len()) {
                 let began = self.owners.lock().begin();
-                self.reading.insert(*name, Reading { places: Vec::new(), below, began });
+                self.reading.insert(*name, Reading { places: Vec::new(), began });
             }
         }
         waiting
@@ -481,14 +480,6 @@ impl Lookups {
         if sink.emit(LocateEvent { found, brought }) == Flow::Closed {
             release(&pins);
         }
-    }
-}
-
-/// One block from there, as a lookup's answer counts it.
-fn one_from(below: Below) -> Brought {
-    match below {
-        Below::Drive => Brought { disk: 1, remote: 0 },
-        Below::Objects => Brought { disk: 0, remote: 1 },
     }
 }
 

@@ -1,10 +1,9 @@
-use shared::{Lineage, StartGeometry, Tier, WindowSource};
+use shared::{Lineage, Random, StartGeometry, Tier, WindowSource};
 
 use super::{
     StartCosts, StartPlan, StartQuery, StartRole, WindowCandidate, WindowPlan, plan_start,
     replay_is_exact, replay_rows, useful_window_floor,
 };
-use crate::testing::Generator;
 
 const FLASH: StartGeometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 20 };
 /// A row costs ten blocks or two windows: fetching always pays.
@@ -253,7 +252,7 @@ fn replay_lengths_follow_the_lineage() {
 fn random_plans_keep_the_rules() {
     let seed = 20_261_129;
     println!("seed {seed}");
-    let mut generator = Generator(seed);
+    let mut generator = Random::new(seed);
     for round in 0..3_000 {
         let mut below = |bound: u32| u32::try_from(generator.below(bound as usize)).unwrap();
         let target = below(40) * 128;

@@ -1,15 +1,14 @@
 use std::thread;
 
 use shared::{
-    BlockName, CacheChange, CacheQuestion, Descriptor, Generation, ObjectKind, RangeSet, RegionId,
-    Tier,
+    BlockName, CacheChange, CacheQuestion, Descriptor, Generation, ObjectKind, Random, RangeSet,
+    RegionId, Tier,
 };
 
 use super::state::Phase;
 use super::{OpenRead, OwnedSlot, Pool, PoolFull, Seal, SealedSlot};
 use crate::testing::{
-    Follower, Generator, SLOT_BYTES, bytes_of, damage, name, payload, pool, pool_of,
-    pool_with_memory, store,
+    Follower, SLOT_BYTES, bytes_of, damage, name, payload, pool, pool_of, pool_with_memory, store,
 };
 use crate::transport::ReadError;
 
@@ -261,7 +260,7 @@ struct Copy {
 /// The pool, the guards a test holds on it, and a model in plain vectors.
 struct Twin {
     pool: Pool,
-    generator: Generator,
+    generator: Random,
     owned: Vec<OwnedSlot>,
     sealed: Vec<SealedSlot>,
     open: Vec<OpenRead>,
@@ -283,7 +282,7 @@ impl Twin {
     fn new(seed: u64) -> Self {
         Self {
             pool: pool(1, u32::try_from(SLOTS).unwrap()),
-            generator: Generator(seed),
+            generator: Random::new(seed),
             owned: Vec::new(),
             sealed: Vec::new(),
             open: Vec::new(),
@@ -540,7 +539,7 @@ impl Twin {
     }
 }
 
-fn pick<T>(generator: &mut Generator, from: &mut Vec<T>) -> Option<T> {
+fn pick<T>(generator: &mut Random, from: &mut Vec<T>) -> Option<T> {
     if from.is_empty() {
         return None;
     }
@@ -567,7 +566,7 @@ fn threads_never_see_foreign_bytes() {
         for seed in 0..4 {
             let pool = pool.clone();
             scope.spawn(move || {
-                let mut generator = Generator(seed);
+                let mut generator = Random::new(seed);
                 let mut seen: Vec<Descriptor> = Vec::new();
                 for _ in 0..2_000 {
                     let number = u64::try_from(generator.below(16)).unwrap();

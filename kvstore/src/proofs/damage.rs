@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use shared::{ManualClock, OfferOutcome};
+use shared::{ManualClock, OfferOutcome, Random};
 
 use super::support::{Rig, block, config};
 use crate::disk::io::{Drive, SystemDrive};
 use crate::disk::tests::{Folder, wiring};
 use crate::disk::{DiskConfig, DiskIo, DiskTier};
 use crate::pool::SealedSlot;
-use crate::testing::{Generator, name};
+use crate::testing::name;
 
 const CASES: u64 = 120;
 /// Cases at a time: most of each is waiting for the drive.
@@ -129,7 +129,7 @@ impl Files {
 }
 
 /// Does one thing to the files of a store, and says what and which files are not as they were.
-fn damage(files: &Files, folder: &Path, generator: &mut Generator) -> (String, BTreeSet<usize>) {
+fn damage(files: &Files, folder: &Path, generator: &mut Random) -> (String, BTreeSet<usize>) {
     let file = generator.below(files.now.len());
     let other = (file + 1 + generator.below(files.now.len() - 1)) % files.now.len();
     let path = |index: usize| folder.join(&files.now[index].0);
@@ -216,7 +216,7 @@ fn goes_on(rig: &Rig, disk: &DiskTier, what: &str) {
 /// Damages a copy of the files, before a start or while it runs, and asks for everything, also after one more
 /// start. Answers how many blocks were found then.
 fn check_case(files: &Files, seed: u64) -> usize {
-    let mut generator = Generator(seed);
+    let mut generator = Random::new(seed);
     let folder = Folder::new();
     files.put(folder.path());
     let before_start = generator.below(3) != 0;

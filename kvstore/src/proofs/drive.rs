@@ -14,12 +14,11 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
-use shared::BlockName;
+use shared::{BlockName, Random};
 
 use crate::disk::DiskIo;
 use crate::disk::io::{Drive, Queue};
 use crate::sys::{Action, Ended, Piece, Transfer};
-use crate::testing::Generator;
 
 const PAGE: usize = 4_096;
 /// What a drive writes whole or not at all.
@@ -177,7 +176,7 @@ impl SimulatedDrive {
         &self,
         crash: Crash,
         (from, to): (&Path, &Path),
-        generator: &mut Generator,
+        generator: &mut Random,
     ) -> Self {
         let state = self.0.state.lock();
         let mut files = BTreeMap::new();
@@ -386,7 +385,7 @@ fn write_partly(
     unsynced: &mut Unsynced,
     offset: u64,
     held: &[u8],
-    generator: &mut Generator,
+    generator: &mut Random,
 ) {
     for (index, page) in held.chunks_exact(PAGE).enumerate() {
         if generator.below(2) == 0 {
@@ -401,7 +400,7 @@ fn write_partly(
 }
 
 /// Of what is not durable all stays, nothing, or some sectors: the others are what they were, empty in a new file.
-fn forget(bytes: &mut Vec<u8>, unsynced: &Unsynced, generator: &mut Generator) {
+fn forget(bytes: &mut Vec<u8>, unsynced: &Unsynced, generator: &mut Random) {
     let mode = generator.below(3);
     for (page, before) in &unsynced.pages {
         let kept = match mode {

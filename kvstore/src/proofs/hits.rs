@@ -9,15 +9,14 @@
 use std::collections::BTreeMap;
 
 use shared::{
-    BLOCK_TOKENS, BlockName, Lineage, ObjectKey, ObjectKind, Root, StartGeometry, Tier, TokenId,
-    block_names,
+    BLOCK_TOKENS, BlockName, Lineage, ObjectKey, ObjectKind, Random, Root, StartGeometry, Tier,
+    TokenId, block_names,
 };
 
 use crate::planner::{
     StartCosts, StartPlan, StartQuery, StartRole, WindowCandidate, WindowPlan, plan_start,
     replay_rows, useful_window_floor,
 };
-use crate::testing::Generator;
 
 const WORLDS: u64 = 2_000;
 const REQUESTS: usize = 12;
@@ -67,7 +66,7 @@ fn count(tokens: usize) -> u32 {
 }
 
 impl World {
-    fn new(generator: &mut Generator) -> Self {
+    fn new(generator: &mut Random) -> Self {
         let mut below = |bound: usize| u32::try_from(generator.below(bound)).unwrap();
         let window = [64, 128][usize::try_from(below(2)).unwrap()];
         Self {
@@ -233,7 +232,7 @@ impl World {
     }
 
     /// What the next turn finds, whose prompt begins with everything said so far.
-    fn check_next_turn(&mut self, ids: &[TokenId], generator: &mut Generator) {
+    fn check_next_turn(&mut self, ids: &[TokenId], generator: &mut Random) {
         let mut next: Vec<TokenId> = ids.to_vec();
         next.extend((0..1 + generator.below(600)).map(|id| TokenId(90_000 + count(id))));
         let boundary = self.geometry.boundary(count(next.len()));
@@ -257,7 +256,7 @@ impl World {
     }
 
     /// No window object that the lookup leaves out would have been better, whatever the reader has already.
-    fn check_best(&self, names: &[BlockName], generator: &mut Generator) {
+    fn check_best(&self, names: &[BlockName], generator: &mut Random) {
         let leading = usize::try_from(self.leading(names)).unwrap();
         let device = count(generator.below(leading + 1));
         for role in [StartRole::Prefill, StartRole::DecodeAlone, StartRole::DecodeWithPrefill] {
@@ -270,7 +269,7 @@ impl World {
     }
 
     /// A prompt that shares tokens with one that was prefilled finds the shared blocks and the objects of the interval.
-    fn check_branch(&mut self, ids: &[TokenId], visit: &StartPlan, generator: &mut Generator) {
+    fn check_branch(&mut self, ids: &[TokenId], visit: &StartPlan, generator: &mut Random) {
         let shared = generator.below(ids.len());
         let mut branch = ids[..shared].to_vec();
         branch.extend((0..1_000).map(|id| TokenId(80_000 + id)));
@@ -292,7 +291,7 @@ impl World {
     }
 
     /// Objects leave: blocks by eviction, window objects by age. In the exact lineage what stays is exact.
-    fn forget_some(&mut self, generator: &mut Generator) {
+    fn forget_some(&mut self, generator: &mut Random) {
         let keep = 2 + generator.below(6);
         self.cached.retain(|_, _| generator.below(keep) != 0);
     }
@@ -306,7 +305,7 @@ impl World {
 
 /// Requests one after the other: new prompts, repeats, next turns and branches, the last of which forget nothing.
 fn check_world(seed: u64) -> Met {
-    let mut generator = Generator(seed);
+    let mut generator = Random::new(seed);
     let mut world = World::new(&mut generator);
     let mut talks: Vec<Vec<TokenId>> = Vec::new();
     for request in 0..REQUESTS {

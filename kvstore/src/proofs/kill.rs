@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use shared::{Durability, ManualClock, OfferOutcome, TenantTag};
+use shared::{Durability, ManualClock, OfferOutcome, Random, TenantTag};
 
 use super::support::{Rig, config};
 use crate::disk::io::{Drive, SystemDrive};
 use crate::disk::survey::{CatalogState, Exclusive, Finding, Watcher, fsck};
 use crate::disk::tests::{Folder, wiring};
 use crate::disk::{DiskConfig, DiskIo, DiskTier};
-use crate::testing::{Generator, name};
+use crate::testing::name;
 
 /// Kills of one run, issue 4's least number. A long run raises it, and `LANES` with it.
 const KILLS: u64 = 300;
@@ -114,7 +114,7 @@ fn a_child_of_the_kill_loop_checks_and_writes() {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).unwrap();
     let order = Order::parse(&text);
-    let mut generator = Generator(order.seed);
+    let mut generator = Random::new(order.seed);
     let sync_ms = [0, 60_000][generator.below(2)];
     let io = [DiskIo::RingDirect, DiskIo::Threads][generator.below(2)];
     let (rig, disk) = open(&order, sync_ms, io);
@@ -240,7 +240,7 @@ fn lane(first_seed: u64, sealed: bool) -> (usize, u64) {
     };
     let mut early = 0;
     for seed in first_seed..first_seed + KILLS / LANES {
-        let mut generator = Generator(seed ^ 0xdead);
+        let mut generator = Random::new(seed ^ 0xdead);
         let mut below = |bound: usize| u64::try_from(generator.below(bound)).unwrap();
         order.seed = seed;
         let mut running = Running::start(&order);

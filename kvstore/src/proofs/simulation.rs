@@ -16,7 +16,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use shared::{
     BlockStore, Clock, Descriptor, Durability, Flow, ManualClock, ObjectKey, ObjectKind,
-    OfferEvent, OfferOutcome, RequestContext, Sink, SlotIndex, Ticket, Timestamp,
+    OfferEvent, OfferOutcome, Random, RequestContext, Sink, SlotIndex, Ticket, Timestamp,
 };
 
 use super::support::{Rig, VERSIONS, block, config, version_found, window};
@@ -24,7 +24,7 @@ use crate::disk::tests::{Folder, wiring};
 use crate::disk::{DiskConfig, DiskTier};
 use crate::host::HostTierConfig;
 use crate::pool::{OwnedSlot, SealedSlot};
-use crate::testing::{Generator, bytes_of, next, offers};
+use crate::testing::{bytes_of, next, offers};
 use crate::transport::{ReadDone, ReadError, ReadRequest, Transport};
 
 const SCHEDULES: u64 = 1_200;
@@ -107,7 +107,7 @@ struct Simulation {
     rig: Rig,
     disk: Option<Arc<DiskTier>>,
     stage: Arc<Stage>,
-    generator: Generator,
+    generator: Random,
     offers: BTreeMap<u64, Offer>,
     offer_next: u64,
     heard: (Sender<Heard>, Receiver<Heard>),
@@ -130,7 +130,7 @@ impl Simulation {
             rig,
             disk,
             stage,
-            generator: Generator(seed),
+            generator: Random::new(seed),
             offers: BTreeMap::new(),
             offer_next: 0,
             heard: unbounded(),
@@ -188,7 +188,7 @@ impl Simulation {
             .into_iter()
             .filter(|key| 0 < self.rig.pool(key.kind).available())
             .map(|key| {
-                let version = self.generator.next() % VERSIONS;
+                let version = self.generator.word() % VERSIONS;
                 self.rig.compute(key, version)
             })
             .collect();

@@ -23,7 +23,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use shared::{BlockStore, Clock, LocateEvent, ManualClock, Miss, ObjectKey, ObjectKind};
+use shared::{BlockStore, Clock, LocateEvent, ManualClock, Miss, ObjectKey, ObjectKind, Random};
 use shared::{OfferOutcome, RequestContext, Ticket};
 
 use super::drive::{Lie, ReadFault, SimulatedDrive, WriteFault, free_files, segment_files};
@@ -31,7 +31,7 @@ use super::support::sending;
 use crate::disk::DiskConfig;
 use crate::disk::survey::{SegmentState, Survey};
 use crate::disk::tests::Folder;
-use crate::testing::{Generator, asked, next};
+use crate::testing::{asked, next};
 use crate::transport::{LocalTransport, LocalTransportConfig};
 use model::Model;
 use node::{Logs, Node, OBJECT_BYTES, Worker, name};
@@ -55,7 +55,7 @@ const FLUSH: Duration = Duration::from_secs(20);
 
 struct World {
     seed: u64,
-    generator: Generator,
+    generator: Random,
     clock: Arc<ManualClock>,
     transport: Arc<LocalTransport>,
     worker: Worker,
@@ -87,7 +87,7 @@ impl Drop for World {
 
 impl World {
     fn new(seed: u64, drive: SimulatedDrive) -> Self {
-        let mut generator = Generator(seed);
+        let mut generator = Random::new(seed);
         let transport = LocalTransport::start(LocalTransportConfig { queue_max: 64 }).unwrap();
         let (transport, clock) = (Arc::new(transport), Arc::new(ManualClock::new()));
         clock.advance(Duration::from_secs(1_000_000));
@@ -137,7 +137,7 @@ impl World {
     }
 
     fn key(&mut self) -> ObjectKey {
-        let number = self.generator.next();
+        let number = self.generator.word();
         if self.below(6) == 0 { window(1 + number % WINDOWS) } else { block(1 + number % BLOCKS) }
     }
 
@@ -176,7 +176,7 @@ impl World {
     }
 
     fn offer(&mut self) {
-        let (key, version) = (self.key(), self.generator.next() % VERSIONS);
+        let (key, version) = (self.key(), self.generator.word() % VERSIONS);
         let room = self.node().pool(key.kind).available();
         let held = self.worker.compute(key, version);
         let outcome = self.node().offer(held.descriptor());
@@ -345,15 +345,15 @@ impl World {
         let Some(segment) = survey.segment(*number) else { return };
         let blocks: Vec<_> = segment.blocks().collect();
         let (offset, page) = match self.below(8) {
-            0 => (self.generator.next() % 100, None),
+            0 => (self.generator.word() % 100, None),
             1 if *segment.state() == SegmentState::Sealed => {
-                let back = 1 + self.generator.next() % (2 * PAGE);
+                let back = 1 + self.generator.word() % (2 * PAGE);
                 (segment.file_bytes() - back, Some(0))
             }
             _ if blocks.is_empty() => return,
             _ => {
                 let copy = &blocks[self.below(blocks.len())];
-                let inside = self.generator.next() % u64::try_from(128 + OBJECT_BYTES).unwrap();
+                let inside = self.generator.word() % u64::try_from(128 + OBJECT_BYTES).unwrap();
                 (u64::from(copy.page) * PAGE + inside, Some(copy.page))
             }
         };
@@ -376,7 +376,7 @@ impl World {
     fn advance(&mut self) {
         let most = [30, 300, RETENTION_S, 2 * RETENTION_S][self.generator.below(10).min(3)];
         let most = if most == 2 * RETENTION_S && self.below(3) != 0 { 900 } else { most };
-        let seconds = 1 + self.generator.next() % most;
+        let seconds = 1 + self.generator.word() % most;
         self.clock.advance(Duration::from_secs(seconds));
         self.tell(format!("{seconds} s pass"));
     }
@@ -479,8 +479,8 @@ fn words(key: ObjectKey) -> String {
 fn payload(key: ObjectKey, version: u64) -> Vec<u8> {
     let first = u64::from_be_bytes(key.name.0[..8].try_into().unwrap());
     let mut generator =
-        Generator(first ^ version ^ (u64::from(key.kind == ObjectKind::Window) << 40));
-    let words = (0..OBJECT_BYTES / 8).flat_map(|_| generator.next().to_le_bytes());
+        Random::new(first ^ version ^ (u64::from(key.kind == ObjectKind::Window) << 40));
+    let words = (0..OBJECT_BYTES / 8).flat_map(|_| generator.word().to_le_bytes());
     words.collect()
 }
 

@@ -86,9 +86,9 @@ impl Blocks {
         self.pages[place.page()].set(place)
     }
 
-    /// Gives a block another set.
-    pub(super) fn put(&mut self, place: Place, set: SetId) {
-        self.pages[place.page()].put(place, set);
+    /// Gives so many blocks side by side, all in one page, another set.
+    pub(super) fn put(&mut self, place: Place, count: usize, set: SetId) {
+        self.pages[place.page()].put(place, count, set);
     }
 
     /// How many blocks from `place` on, which is that of the first of `names`, are the blocks of `names` and have its

@@ -91,7 +91,8 @@ impl Exact {
         self.sets.is_store(slot)
     }
 
-    /// Changes one member's part in these blocks, and tells for each what became of it.
+    /// Changes one member's part in these blocks, and tells for each what became of it. Blocks that lie side by side and have
+    /// the same holders are changed together.
     pub(super) fn alter(
         &mut self,
         slot: Slot,
@@ -100,16 +101,20 @@ impl Exact {
         mut told: impl FnMut(BlockName, Outcome),
     ) -> Altered {
         let mut altered = Altered::default();
-        let (mut previous, mut memo, mut seen) = (None, None::<Step>, 0);
-        for (at, &name) in names.iter().enumerate() {
+        let (mut previous, mut memo) = (None, None::<Step>);
+        let (mut at, mut approached, mut seen) = (0, 0, 0);
+        while at < names.len() {
             // Blocks in sight of each other need no table.
-            if at % APPROACHED == 0 && (at == 0 || altered.jumps + altered.absent != seen) {
+            if approached <= at && altered.jumps + altered.absent != seen {
                 seen = altered.jumps + altered.absent;
-                self.blocks.approach(&names[at..names.len().min(at + APPROACHED)]);
+                approached = at + APPROACHED;
+                self.blocks.approach(&names[at..names.len().min(approached)]);
             }
-            let found = self.blocks.find(previous, name);
-            altered.absent += usize::from(found.is_none());
-            let from = found.map_or(SetId::EMPTY, |place| self.blocks.set(place));
+            let found = self.blocks.find(previous, names[at]);
+            let (from, found_count) = match found {
+                Some(place) => (self.blocks.set(place), self.blocks.stretch(place, &names[at..])),
+                None => (SetId::EMPTY, 1),
+            };
             let step = match memo {
                 Some(step) if step.from == from => step,
                 _ => {
@@ -118,30 +123,39 @@ impl Exact {
                 }
             };
             memo = Some(step);
+            altered.absent += usize::from(found.is_none());
             altered.jumps += usize::from(found.is_some() && !Place::follows(previous, found));
-            previous = found;
-            if step.old == step.new {
-                told(name, Outcome::Same);
-                continue;
-            }
             let gains = !step.old.holds() && step.new.holds();
-            if gains && self.entries_max <= self.entries {
-                told(name, Outcome::NoRoom);
+            let room = if gains { self.entries_max - self.entries } else { found_count };
+            if step.old == step.new || room == 0 {
+                let outcome = if step.old == step.new { Outcome::Same } else { Outcome::NoRoom };
+                let run = &names[at..at + found_count];
+                run.iter().for_each(|&name| told(name, outcome));
+                previous = found.map(|place| place.later(found_count - 1));
+                at += found_count;
                 continue;
             }
-            told(name, Outcome::Changed);
-            // A set that was computed for the block before has that block now, so it is still the right one.
+            let run = &names[at..at + found_count.min(room)];
+            run.iter().for_each(|&name| told(name, Outcome::Changed));
+            // A set that was computed for the blocks before has those now, so it is still the right one.
             let to = if step.to == from { self.sets.with(from, step.new) } else { step.to };
             memo = Some(Step { to, ..step });
-            previous = self.set_holders(found, name, (from, to));
-            altered.gained += usize::from(gains);
-            altered.lost += usize::from(step.old.holds() && !step.new.holds());
-            self.entries = self.entries + usize::from(gains)
-                - usize::from(step.old.holds() && !step.new.holds());
-            self.expected = self.expected + usize::from(step.new.expected != 0)
-                - usize::from(step.old.expected != 0);
+            previous = self.set_holders(found, run, (from, to));
+            self.count(&Step { to, ..step }, run.len(), &mut altered);
+            at += run.len();
         }
         altered
+    }
+
+    /// Counts what changed in a run of blocks.
+    fn count(&mut self, step: &Step, blocks: usize, altered: &mut Altered) {
+        let of = |happened: bool| if happened { blocks } else { 0 };
+        let gained = of(!step.old.holds() && step.new.holds());
+        let lost = of(step.old.holds() && !step.new.holds());
+        altered.gained += gained;
+        altered.lost += lost;
+        self.entries = self.entries + gained - lost;
+        self.expected = self.expected + of(step.new.expected != 0) - of(step.old.expected != 0);
     }
 
     /// Expects these blocks, a prefix in its order, of one member. Blocks it holds already are left as they are.
@@ -159,7 +173,7 @@ impl Exact {
         }
     }
 
-    /// Ends one expectation.
+    /// Ends one expectation of a prefix.
     pub(super) fn unexpect(&mut self, slot: Slot, names: &[BlockName]) {
         let unexpect = |part: Holder| Holder { expected: part.expected.saturating_sub(1), ..part };
         self.alter(slot, names, unexpect, |_, _| ());
@@ -195,7 +209,7 @@ impl Exact {
         {
             if self.sets.holders(set).is_empty() {
                 self.blocks.remove(place);
-                self.sets.moved(set, SetId::EMPTY);
+                self.sets.moved(set, SetId::EMPTY, 1);
                 self.dead -= 1;
             }
         }
@@ -243,25 +257,26 @@ impl Exact {
         self.blocks.bytes() + self.sets.bytes()
     }
 
+    /// Gives a run of blocks another set; a run that is not there is one block. Says where its last block lies then.
     fn set_holders(
         &mut self,
         found: Option<Place>,
-        name: BlockName,
+        run: &[BlockName],
         (from, to): (SetId, SetId),
     ) -> Option<Place> {
         let was_dead = from != SetId::EMPTY && self.sets.holders(from).is_empty();
-        self.dead -= usize::from(was_dead);
-        self.sets.moved(from, to);
+        self.dead -= if was_dead { run.len() } else { 0 };
+        self.sets.moved(from, to, run.len());
         match found {
             Some(place) if to == SetId::EMPTY => {
-                self.blocks.remove(place);
+                (0..run.len()).for_each(|at| self.blocks.remove(place.later(at)));
                 None
             }
             Some(place) => {
-                self.blocks.put(place, to);
-                found
+                self.blocks.put(place, run.len(), to);
+                Some(place.later(run.len() - 1))
             }
-            None => Some(self.blocks.insert(name, to)),
+            None => Some(self.blocks.insert(run[0], to)),
         }
     }
 }

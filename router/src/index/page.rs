@@ -110,8 +110,19 @@ impl Page {
         })
     }
 
-    pub(super) fn put(&mut self, place: Place, set: SetId) {
-        self.groups[place.group()].sets[place.at()] = set;
+    /// Gives so many blocks side by side another set.
+    pub(super) fn put(&mut self, place: Place, count: usize, set: SetId) {
+        let (mut at, mut left) = (place.at(), count);
+        for group in &mut self.groups[place.group()..] {
+            let len = left.min(GROUP - at);
+            group.sets[at..at + len].fill(set);
+            left -= len;
+            at = 0;
+            if left == 0 {
+                return;
+            }
+        }
+        unreachable!("blocks side by side lie in one page");
     }
 
     /// Lays a block into a vacant place.
@@ -124,7 +135,7 @@ impl Page {
 
     /// Makes a place vacant. True when it was the last block of the page.
     pub(super) fn vacate(&mut self, place: Place) -> bool {
-        self.put(place, VACANT);
+        self.put(place, 1, VACANT);
         self.used -= 1;
         self.used == 0
     }

@@ -7,7 +7,7 @@ use shared::Tier;
 
 use super::Slot;
 use super::tiers::{TierSet, tier_index};
-use crate::policy::mix;
+use shared::random::mix;
 
 /// A set of holders. The empty set is [`SetId::EMPTY`]; other sets become empty only when a member is cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,16 +156,16 @@ impl HolderSets {
         id
     }
 
-    /// A block that had the set `from` has `to` now. A set without blocks is given up.
-    pub(super) fn moved(&mut self, from: SetId, to: SetId) {
+    /// So many blocks that had the set `from` have `to` now. A set without blocks is given up.
+    pub(super) fn moved(&mut self, from: SetId, to: SetId, blocks: usize) {
         if to != SetId::EMPTY {
-            self.sets[to.index()].blocks += 1;
+            self.sets[to.index()].blocks += blocks;
         }
         if from == SetId::EMPTY {
             return;
         }
         let set = &mut self.sets[from.index()];
-        set.blocks -= 1;
+        set.blocks -= blocks;
         if set.blocks == 0 {
             self.give_up(from);
         }

@@ -1,5 +1,6 @@
 //! The index case by case, and its bounds; its parts against the naive definition.
 
+mod chains;
 mod churn;
 mod drives;
 mod expected;

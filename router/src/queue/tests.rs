@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use shared::{PlaceRequest, Priority, RequestId, TenantId, TenantTag, Timestamp};
+use shared::{PlaceRequest, Priority, Random, RequestId, TenantId, TenantTag, Timestamp};
 
 use super::{Queue, QueueLimits, Room, Surplus, Waiting};
-use crate::testing::{Random, request};
+use crate::testing::request;
 
 fn queue(waiting_max: usize, weights: &[(&str, u32)]) -> Queue {
     let limits = QueueLimits { waiting_max, passes_max: 3, tenants_max: 4 };
@@ -169,7 +169,7 @@ fn service_is_fair_within_a_bound_over_random_arrivals() {
             for (name, _) in names {
                 let tenant = TenantId(name.into());
                 let waits = queue.in_order().any(|it| it.request.tenant == tenant);
-                if !waits || random.chance(6) {
+                if !waits || random.one_in(6) {
                     let tokens = u32::try_from(random.below(8_000)).expect("small");
                     id += 1;
                     let request = PlaceRequest { prompt_tokens: tokens, ..of(name, id) };

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shared::{
-    CacheChange, CacheEvent, LegOutcome, LoadReport, Placement, Priority, RangeDigests, RangeSet,
-    RequestId, SessionKey, StartGeometry, StartReport, TenantId, Tier, Timestamp, WindowSource,
-    WorkerEvent, WorkerRank, WorkerRates,
+    CacheChange, CacheEvent, LegOutcome, LoadReport, Placement, Priority, Random, RangeDigests,
+    RangeSet, RequestId, SessionKey, StartGeometry, StartReport, TenantId, Tier, Timestamp,
+    WindowSource, WorkerEvent, WorkerRank, WorkerRates,
 };
 
 use super::{Action, Router};
@@ -17,7 +17,7 @@ use crate::policy::Policy;
 use crate::records::PlacementKind;
 use crate::role::Role;
 use crate::snapshot::RouterSnapshot;
-use crate::testing::{Random, names, rank, request};
+use crate::testing::{names, rank, request};
 
 const FLASH: StartGeometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 20 };
 const DECODE_RUNNING_MAX: u32 = 3;
@@ -89,7 +89,7 @@ impl World {
     }
 
     fn step(&mut self) {
-        self.now = self.now.after(Duration::from_micros(self.random.next() % 200_000));
+        self.now = self.now.after(Duration::from_micros(self.random.word() % 200_000));
         let worker = u32::try_from(self.random.below(WORKERS)).expect("small");
         match self.random.below(26) {
             20..=22 => self.outcome(),
@@ -129,7 +129,7 @@ impl World {
     }
 
     fn drain(&mut self, worker: WorkerRank) {
-        let until = self.now.after(Duration::from_millis(self.random.next() % 1_500));
+        let until = self.now.after(Duration::from_millis(self.random.word() % 1_500));
         if self.members.get(&worker).is_some_and(|role| *role != Role::Store) {
             let end = self.draining.entry(worker).or_insert(until);
             *end = until.min(*end);
@@ -141,14 +141,14 @@ impl World {
     /// Tells how a running request fares, or something about one that is over.
     fn outcome(&mut self) {
         let running: Vec<u128> = self.running.keys().copied().collect();
-        let (id, worker, prefill) = if running.is_empty() || self.random.chance(8) {
-            (u128::from(self.random.next()) % (self.next_id + 1), rank(self.random_worker()), None)
+        let (id, worker, prefill) = if running.is_empty() || self.random.one_in(8) {
+            (u128::from(self.random.word()) % (self.next_id + 1), rank(self.random_worker()), None)
         } else {
             let id = *self.random.pick(&running);
             (id, self.running[&id].decode, self.running[&id].prefill)
         };
         let prefill =
-            if self.random.chance(3) { Some(rank(self.random_worker())) } else { prefill };
+            if self.random.one_in(3) { Some(rank(self.random_worker())) } else { prefill };
         let outcome = match self.random.below(4) {
             0 | 1 => LegOutcome::Started(StartReport {
                 cached_tokens: u32::try_from(self.random.below(60)).expect("small") * 128,
@@ -175,11 +175,11 @@ impl World {
         let tokens = *self.random.pick(&LENGTHS);
         let chain = u32::try_from(self.random.below(4)).expect("small");
         let mut request = request(id, tokens, &names(chain, tokens / 128));
-        let patience = Duration::from_micros(self.random.next() % 3_000_000);
-        request.deadline = self.random.chance(2).then(|| self.now.after(patience));
+        let patience = Duration::from_micros(self.random.word() % 3_000_000);
+        request.deadline = self.random.one_in(2).then(|| self.now.after(patience));
         request.priority = *self.random.pick(&Priority::ALL);
         request.tenant = TenantId((*self.random.pick(self.tenants)).into());
-        request.session = self.random.chance(2).then(|| SessionKey(self.random.next() % 5));
+        request.session = self.random.one_in(2).then(|| SessionKey(self.random.word() % 5));
         request.excluded = (0..self.random.below(3)).map(|_| rank(self.random_worker())).collect();
         self.excluded.insert(id, request.excluded.clone());
         self.waiting.insert(id);
@@ -190,8 +190,8 @@ impl World {
     /// Ends a request: mostly a running one, sometimes one that waits, is lost or was refused.
     fn finish(&mut self) {
         let running: Vec<u128> = self.running.keys().copied().collect();
-        let id = if running.is_empty() || self.random.chance(6) {
-            u128::from(self.random.next()) % (self.next_id + 1)
+        let id = if running.is_empty() || self.random.one_in(6) {
+            u128::from(self.random.word()) % (self.next_id + 1)
         } else {
             *self.random.pick(&running)
         };
@@ -205,7 +205,7 @@ impl World {
 
     fn cache_event(&mut self, worker: WorkerRank) {
         let sequence = self.sequences.entry(worker).or_insert(0);
-        *sequence += u64::from(self.random.chance(10));
+        *sequence += u64::from(self.random.one_in(10));
         let event_sequence = *sequence;
         *sequence += 1;
         let chain = u32::try_from(self.random.below(4)).expect("small");
@@ -213,8 +213,8 @@ impl World {
         let tier =
             if Self::role(worker.worker.0) == Role::Store { Tier::Host } else { Tier::Device };
         let change = match self.random.below(8) {
-            0 if self.random.chance(2) => CacheChange::Cleared,
-            0 if self.random.chance(3) => CacheChange::RangesCleared(RangeSet::ALL),
+            0 if self.random.one_in(2) => CacheChange::Cleared,
+            0 if self.random.one_in(3) => CacheChange::RangesCleared(RangeSet::ALL),
             0 => CacheChange::Digests(RangeDigests::default()),
             1 | 2 => CacheChange::Removed { tier, names: held },
             _ => CacheChange::Stored { tier, names: held },
@@ -228,12 +228,12 @@ impl World {
         let running = u32::try_from(self.random.below(4)).expect("small");
         let report = LoadReport {
             running,
-            pending_rows: u64::from(running) * (self.random.next() % 4_000),
+            pending_rows: u64::from(running) * (self.random.word() % 4_000),
             rows_per_second: f64::from(u32::try_from(self.random.below(5_000)).expect("small")),
-            progress: self.random.next() % 3,
+            progress: self.random.word() % 3,
             rates: WorkerRates {
-                step_ns: self.random.next() % 30_000_000,
-                restore_peer_ns: self.random.next() % 2 * 700_000,
+                step_ns: self.random.word() % 30_000_000,
+                restore_peer_ns: self.random.word() % 2 * 700_000,
                 ..WorkerRates::default()
             },
             ..LoadReport::default()

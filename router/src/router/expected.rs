@@ -49,7 +49,7 @@ fn the_same_prompt_follows_the_first_until_the_time_is_over() {
     let chosen = router.decision(RequestId(2)).expect("kept").chosen;
     assert_eq!((chosen.cached_tokens, chosen.expected_tokens), (BOUNDARY, BOUNDARY));
     // A millisecond per row from 0 ms on, of which 100 are over.
-    assert_eq!(chosen.cost.restore, Duration::from_millis(7_808 - 100));
+    assert_eq!(chosen.cost.restore, Duration::from_millis(7_808 - 100).into());
     router.finished(RequestId(2), ms(101));
     let snapshot = router.snapshot(ms(101));
     assert_eq!((snapshot.index_entries, snapshot.expected, snapshot.expected_blocks), (0, 62, 124));

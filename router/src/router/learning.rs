@@ -177,7 +177,7 @@ impl Router {
             at: record.at,
             prompt_tokens: record.prompt_tokens,
             cached_tokens: record.expected_cached_tokens,
-            first_token: record.chosen.cost.first_token(),
+            first_token: record.chosen.cost.first_token().into(),
         })
     }
 }

@@ -272,8 +272,9 @@ mod tests {
     };
 
     use super::{PEER_SILENCE, PEERS_MAX, PeerSnapshot, Reservation};
-    use crate::testing::{Random, names, rank, request};
+    use crate::testing::{names, rank, request};
     use crate::{Action, Role, Router, RouterConfig};
+    use shared::Random;
 
     const DECODE: u32 = 1;
     const PREFILL: u32 = 2;

@@ -169,7 +169,7 @@ impl Router {
         let id = request.id;
         let Choice { placement, prompt, decode, prefill, considered, overridden, warm_up_passed } =
             choice;
-        let prefilled = prefill.map(|start| (start.candidate.prefill, start.rows));
+        let prefilled = prefill.map(|start| (start.worker, start.rows));
         for (worker, rows) in
             [Some((placement.decode, decode.rows)), prefilled].into_iter().flatten()
         {
@@ -179,18 +179,18 @@ impl Router {
         }
         self.last.0 = Some(placement.decode);
         self.last.1 = placement.prefill.or(self.last.1);
-        let prefill_cached_tokens = prefill.map_or(0, |start| start.candidate.cached_tokens);
+        let prefill_cached_tokens = prefill.map_or(0, |start| start.cached_tokens);
         let expected = Expected {
             at: now,
             prompt_tokens: prompt.tokens,
-            cached_tokens: decode.candidate.cached_tokens.max(prefill_cached_tokens),
-            first_token: decode.candidate.cost.first_token(),
+            cached_tokens: decode.cached_tokens.max(prefill_cached_tokens),
+            first_token: decode.cost.first_token().into(),
         };
-        let decoded = decode.candidate.cost.before_tail();
-        self.loads.expect(placement.decode, now.after(decoded));
+        let decoded = decode.cost.before_tail();
+        self.loads.expect(placement.decode, now.after(decoded.into()));
         if let Some(start) = prefill {
-            let computed = start.candidate.cost.prefill_path();
-            self.loads.expect(start.candidate.prefill, now.after(computed));
+            let computed = start.cost.prefill_path();
+            self.loads.expect(start.worker, now.after(computed.into()));
         }
         self.expect([Some(placement.decode), placement.prefill], &request.names, now);
         let running = Running {
@@ -216,7 +216,7 @@ impl Router {
             answer_tokens: prompt.answer_tokens,
             policy: self.config.policy,
             kind: decode.kind,
-            chosen: decode.candidate,
+            chosen: decode.candidate(),
             overridden,
             prefill_cached_tokens,
             expected_cached_tokens: expected.cached_tokens,

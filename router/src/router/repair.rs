@@ -5,15 +5,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use shared::{
-    BlockName, CacheChange, CacheEvent, CacheQuestion, RangeDigests, RangeSet, StartGeometry, Tier,
-    Timestamp, WorkerEvent, range_of,
+    BlockName, CacheChange, CacheEvent, CacheQuestion, Random, RangeDigests, RangeSet,
+    StartGeometry, Tier, Timestamp, WorkerEvent, range_of,
 };
 
 use super::{Action, Router};
 use crate::config::RouterConfig;
 use crate::index::ViewState;
 use crate::role::Role;
-use crate::testing::{Random, block, rank};
+use crate::testing::{block, rank};
 
 const GEOMETRY: StartGeometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 20 };
 const TIERS: [Tier; 2] = [Tier::Host, Tier::Disk];
@@ -147,17 +147,17 @@ fn churn(seed: u64) -> World {
         let tier = *random.pick(&TIERS);
         let (a, b) = (random.below(names.len()), random.below(20));
         let some = names[a..(a + b).min(names.len())].to_vec();
-        let arrives = !random.chance(one_in);
+        let arrives = !random.one_in(one_in);
         match random.below(10) {
             0..=4 => world.store(tier, some, arrives),
             5..=7 => world.remove(tier, some, arrives),
-            8 => world.pass(Duration::from_millis(random.next() % 3_000)),
+            8 => world.pass(Duration::from_millis(random.word() % 3_000)),
             _ => {
                 if let Some(question) = world.questions.pop_front() {
-                    if random.chance(4) {
+                    if random.one_in(4) {
                         continue;
                     }
-                    world.answer(&question, || !random.chance(one_in));
+                    world.answer(&question, || !random.one_in(one_in));
                 }
             }
         }

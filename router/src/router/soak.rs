@@ -4,14 +4,14 @@ use std::fs;
 use std::time::Duration;
 
 use shared::{
-    CacheChange, CacheEvent, LegOutcome, RequestId, SessionKey, StartGeometry, StartReport,
+    CacheChange, CacheEvent, LegOutcome, Random, RequestId, SessionKey, StartGeometry, StartReport,
     TenantId, Tier, Timestamp, WindowSource, WorkerEvent, WorkerRank,
 };
 
 use super::{Action, Router};
 use crate::config::RouterConfig;
 use crate::role::Role;
-use crate::testing::{Random, names, rank, request};
+use crate::testing::{names, rank, request};
 
 const FLASH: StartGeometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 20 };
 const WORKERS: u32 = 24;
@@ -69,7 +69,7 @@ impl Soak {
             self.now = self.now.after(Duration::from_millis(3));
             placed.extend(self.submit(number));
             self.tell(number);
-            if self.random.chance(2) && !placed.is_empty() {
+            if self.random.one_in(2) && !placed.is_empty() {
                 let index = self.random.below(placed.len());
                 self.end(placed.swap_remove(index));
             }
@@ -89,11 +89,11 @@ impl Soak {
         let id = self.next_id;
         self.next_id += 1;
         // A third follows an earlier one of the round; all others are new to the world.
-        let chain = if self.random.chance(3) { number / 2 } else { number };
+        let chain = if self.random.one_in(3) { number / 2 } else { number };
         let chain = u32::try_from(self.round).unwrap() * REQUESTS_PER_ROUND + chain;
         let mut request = request(id, BLOCKS * 128 + 60, &names(chain, BLOCKS));
         request.tenant = TenantId(format!("tenant {}", id % 5_000).into());
-        request.session = self.random.chance(2).then(|| SessionKey(self.random.next()));
+        request.session = self.random.one_in(2).then(|| SessionKey(self.random.word()));
         request.deadline = Some(self.now.after(Duration::from_secs(5)));
         let actions = self.router.submit(request, self.now);
         placements(actions)
@@ -103,19 +103,19 @@ impl Soak {
         let worker = u32::try_from(self.random.below(24)).unwrap();
         let chain = u32::try_from(self.round).unwrap() * REQUESTS_PER_ROUND + number;
         let tier = match role(worker) {
-            Role::Store if self.random.chance(2) => Tier::Disk,
+            Role::Store if self.random.one_in(2) => Tier::Disk,
             Role::Store => Tier::Host,
             Role::Decode | Role::Prefill => Tier::Device,
         };
         let held = names(chain, BLOCKS);
-        let change = if self.random.chance(3) {
+        let change = if self.random.one_in(3) {
             CacheChange::Removed { tier, names: held }
         } else {
             CacheChange::Stored { tier, names: held }
         };
         let sequence = &mut self.sequences[usize::try_from(worker).unwrap()];
         // Now and then one is lost.
-        *sequence += 1 + u64::from(self.random.chance(50));
+        *sequence += 1 + u64::from(self.random.one_in(50));
         let event = CacheEvent {
             worker: rank(worker),
             incarnation: self.round,

@@ -330,7 +330,7 @@ fn predictions_and_outcomes_are_summed_once_per_placement() {
     let start = record.started.expect("told");
     assert_eq!((start.report.cached_tokens, start.after), (1_152, Duration::from_millis(7_000)));
     // Rows 6,528 and 128 replayed, hand-off, tail; then 100 rows behind them that are not done yet.
-    assert_eq!(record.chosen.cost.first_token(), Duration::from_millis(6_656 + 5 + 140));
+    assert_eq!(record.chosen.cost.first_token(), Duration::from_millis(6_656 + 5 + 140).into());
     assert!(snapshot.answer_tokens < 256);
 }
 
@@ -402,7 +402,7 @@ fn measured_rates_change_the_choice() {
             "{tier:?} {block_us} us"
         );
         let cost = router.decision(RequestId(1)).expect("kept").chosen.cost;
-        assert_eq!(cost.restore, Duration::from_micros(61 * block_us.min(configured_us)));
+        assert_eq!(cost.restore, Duration::from_micros(61 * block_us.min(configured_us)).into());
     }
 }
 
@@ -416,9 +416,13 @@ fn running_answers_make_a_worker_dearer_by_what_they_wait() {
     let candidates = &router.decision(RequestId(1)).expect("kept").considered.decode;
     let (near, far) = (candidates[0].cost, candidates[1].cost);
     // Four answers wait for 100 rows of a millisecond, and in each of 16 steps for a quarter of the measured step.
-    assert_eq!(near.interference, Duration::from_millis(4 * (100 + 8)));
-    assert_eq!(near.tail, Duration::from_millis(102), "with the step that it shares");
-    assert_eq!(far.interference, Duration::from_millis(40 * (100 + 16)), "unmeasured: a row each");
+    assert_eq!(near.interference, Duration::from_millis(4 * (100 + 8)).into());
+    assert_eq!(near.tail, Duration::from_millis(102).into(), "with the step that it shares");
+    assert_eq!(
+        far.interference,
+        Duration::from_millis(40 * (100 + 16)).into(),
+        "unmeasured: a row each"
+    );
 }
 
 #[test]

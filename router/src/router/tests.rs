@@ -167,10 +167,10 @@ fn each_cached_block_costs_the_lesser_of_restore_and_recompute() {
         hold(&mut router, 3, Tier::Host, &all);
         place(&mut router, 1, 1_000, &all);
         let cost = router.decision(RequestId(1)).expect("kept").chosen.cost;
-        assert_eq!(cost.restore, Duration::from_millis(expected), "restore in {restore} ms");
-        assert_eq!(cost.recompute, Duration::from_millis(128), "the replayed rows");
-        assert_eq!(cost.tail, Duration::from_millis(232));
-        assert_eq!(cost.total(), cost.restore + cost.recompute + cost.tail);
+        assert_eq!(cost.restore, Duration::from_millis(expected).into(), "restore in {restore} ms");
+        assert_eq!(cost.recompute, Duration::from_millis(128).into(), "the replayed rows");
+        assert_eq!(cost.tail, Duration::from_millis(232).into());
+        assert_eq!(cost.total(), cost.restore.plus(cost.recompute).plus(cost.tail));
     }
 }
 

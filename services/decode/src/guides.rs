@@ -5,7 +5,7 @@
 //!
 //! Invariants: a call that does not return within its limit ends its own request alone: whoever asked is told, the call is
 //! asked to stop, its thread is written off and replaced. At most `grammar_threads_lost_max` threads may be written off at
-//! a time; one that comes back after all is one less. The first thread takes masks only, so compilations never hold up
+//! a time; a seat without a thread gets one when a lost one comes back. Without any, requests go to other workers. The first thread takes masks only, so compilations never hold up
 //! running answers. What waits is bounded: compilations by `waiting_max`, masks by the live sequences, one each.
 //!
 //! What it is not: it knows no sequence and no engine, only guides. Start reading at [`GuidePool`].
@@ -21,11 +21,12 @@ use std::time::Duration;
 
 use engine::{GrammarCompiler, Guide};
 use parking_lot::Mutex;
-use shared::{Clock, Constraint, ServeError, TRIGGER_TOKENS_MAX, TokenId};
+use shared::{Clock, Constraint, ServeError, TRIGGER_TOKENS_MAX, TokenId, WorkerRank};
 
 use crate::config::DecodeConfig;
 use crate::guides::cache::GrammarCache;
-use crate::guides::pool::{Job, Kind, Pool};
+use crate::guides::pool::{Job, Kind, Pool, Withdrawn};
+use crate::mailbox::Refusal;
 
 pub(crate) use anteroom::Anteroom;
 
@@ -46,6 +47,10 @@ pub struct GuideStats {
     pub timeouts: u64,
     /// Threads written off that have not come back.
     pub threads_lost: u64,
+    /// Requests refused because as many as may waited for compilation.
+    pub refused_full: u64,
+    /// Requests sent elsewhere and answers ended because no thread was left for them.
+    pub deserted: u64,
     /// Requests whose grammar is being compiled or waits for it.
     pub compiling: u64,
     /// Bytes of compiled grammars in the cache, estimated.
@@ -61,23 +66,24 @@ pub(crate) enum GuideFailure {
     Failed(String),
     /// As many requests as this wait for compilation.
     Full(usize),
+    /// Nobody waits for it any more, or it could not be served when its turn came.
+    Withdrawn(ServeError),
+    /// No thread is left for it.
+    Deserted,
     /// The worker ends.
     Closing,
 }
 
 impl GuideFailure {
-    /// What the client is told; none when the worker ends, which it is told by others.
-    pub(crate) fn into_error(self, waiting_max: usize) -> Option<ServeError> {
-        Some(match self {
+    /// What whoever asked is told. A worker that ends or has no thread left is lost to such requests: others may serve them.
+    pub(crate) fn into_error(self, waiting_max: usize, worker: WorkerRank) -> ServeError {
+        match self {
             Self::Refused(what) => ServeError::GrammarRefused { what },
             Self::Failed(what) => ServeError::GrammarFailed { what },
-            Self::Full(waiting) => ServeError::Overloaded {
-                waiting,
-                waiting_max,
-                retry_after_ms: crate::scheduler::RETRY_AFTER_MS,
-            },
-            Self::Closing => return None,
-        })
+            Self::Full(waiting) => Refusal::Full(waiting).into_error(waiting_max),
+            Self::Withdrawn(error) => error,
+            Self::Deserted | Self::Closing => ServeError::WorkerLost { worker },
+        }
     }
 }
 
@@ -108,7 +114,8 @@ impl Lead {
     }
 }
 
-/// The threads and the cache. Dropping it ends the threads; calls under way are asked to stop first.
+/// The threads and the cache. Dropping it ends the threads; masks under way are asked to stop first, compilations cannot be
+/// and are left behind.
 pub(crate) struct GuidePool {
     compiler: Arc<GrammarCompiler>,
     cache: Arc<Mutex<GrammarCache>>,
@@ -137,11 +144,13 @@ impl GuidePool {
     }
 
     /// Compiles a constraint's grammar, or takes it from the cache, follows what was emitted, and computes the first mask.
-    /// `report` is called once, from a thread of the pool, or from this one when too many wait.
+    /// `report` is called once, from a thread of the pool, or from this one when too many wait. `withdrawn` says why nobody wants it
+    /// any more, if so.
     pub(crate) fn begin(
         &self,
         constraint: Arc<Constraint>,
         emitted: Vec<TokenId>,
+        withdrawn: Withdrawn,
         report: impl FnOnce(Guided) + Send + 'static,
     ) {
         let (compiler, cache) = (Arc::clone(&self.compiler), Arc::clone(&self.cache));
@@ -150,6 +159,7 @@ impl GuidePool {
             kind: Kind::Begin,
             limit: self.compile_limit,
             stopper: None,
+            withdrawn,
             compute: Box::new(compute),
             report: Box::new(report),
         });
@@ -173,6 +183,7 @@ impl GuidePool {
             kind: Kind::Mask,
             limit: self.mask_limit,
             stopper: Some(stopper),
+            withdrawn: Box::new(|| None),
             compute: Box::new(compute),
             report: Box::new(move |guided| {
                 *target.lock() = Some(guided);

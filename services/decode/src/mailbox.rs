@@ -225,6 +225,11 @@ impl Mailbox {
         self.wake.notify_one();
     }
 
+    /// Whether new requests are taken.
+    pub(crate) fn is_open(&self) -> bool {
+        self.inbox.lock().life == Life::Open
+    }
+
     /// Moves the worker towards its end. Never back.
     pub(crate) fn advance(&self, life: Life) {
         let mut inbox = self.inbox.lock();

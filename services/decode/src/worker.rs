@@ -135,7 +135,12 @@ impl DecodeWorker {
             })
             .transpose()?
             .map(Arc::new);
-        let anteroom = Anteroom::new(&shared.mailbox, config.waiting_max);
+        let anteroom = Anteroom::new(
+            &shared.mailbox,
+            config.waiting_max,
+            parts.rank,
+            Arc::clone(&parts.clock),
+        );
         let state = Loop::new(config, parts, guides.clone(), Arc::clone(&shared));
         let thread = Builder::new().name("decode".to_owned()).spawn(move || run(state))?;
         Ok(Self { shared, pool, windows, thread: Some(thread), guides, anteroom })
@@ -184,7 +189,8 @@ impl DecodeWorker {
 }
 
 impl Decode for DecodeWorker {
-    /// A refusal for want of room or because of draining comes on the calling thread, before this returns.
+    /// A refusal for want of room or because of draining comes on the calling thread, before this returns; that of a grammar, and of
+    /// what had to wait for its grammar, comes from a thread of the guides.
     fn submit(&self, request: DecodeRequest, mut sink: Box<dyn Sink<DecodeEvent>>) -> Ticket {
         if let Some(constraint) = request.constraint.clone() {
             let Some(guides) = &self.guides else {

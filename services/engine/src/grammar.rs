@@ -17,6 +17,7 @@ mod compile;
 mod ebnf;
 mod expression;
 mod guide;
+mod lexemes;
 mod mask;
 mod reader;
 mod regex;

@@ -20,6 +20,9 @@ mod logprobs;
 #[cfg(test)]
 mod tests;
 
+use std::cmp::Ordering;
+
+use shared::random::finalise;
 use shared::{Sampling, TokenId};
 
 use crate::grammar::TokenMask;
@@ -102,53 +105,74 @@ fn argmax(scores: impl Iterator<Item = f64>) -> TokenId {
     TokenId(best.expect("at least one token is possible").0)
 }
 
-/// Makes the tokens impossible that top-p, top-k and min-p cut off; at least the most probable one stays.
+/// Tokens that top-p ranks at first; each time they were too few it ranks seven times as many more.
+const RANKED_FIRST: usize = 256;
+
+/// Makes the tokens impossible that top-p, top-k and min-p cut off; at least the most probable one stays. A row without a
+/// largest finite score is damaged and left as it is.
 fn cut(scores: &mut [f64], sampling: &Sampling) {
-    let (top_p, top_k) = (f64::from(sampling.top_p), sampling.top_k);
-    let min_p = f64::from(sampling.min_p);
+    let (top_p, min_p) = (f64::from(sampling.top_p), f64::from(sampling.min_p));
+    let top_k = usize::try_from(sampling.top_k).expect("u32 fits usize");
     if 1.0 <= top_p && top_k == 0 && min_p <= 0.0 {
         return;
     }
     let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if !maximum.is_finite() {
+        return;
+    }
+    // The weight of the first is exactly 1.
     let weights: Vec<f64> = scores.iter().map(|score| (score - maximum).exp()).collect();
-    let total: f64 = weights.iter().sum();
-    let mut order: Vec<usize> = (0..scores.len()).filter(|token| 0.0 < weights[*token]).collect();
-    // A stable sort keeps the lower id first among equals.
-    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-    let mut before = 0.0;
-    let mut kept = 0;
-    for token in &order {
-        // The weight of the first is exactly 1.
-        let over_p = 0.0 < before && top_p < 1.0 && top_p <= before;
-        let over_k = top_k != 0 && top_k <= kept;
-        if over_p || over_k || weights[*token] < min_p {
-            break;
-        }
-        before += weights[*token] / total;
-        kept += 1;
+    let mut stay: Vec<usize> =
+        (0..scores.len()).filter(|at| 0.0 < weights[*at] && min_p <= weights[*at]).collect();
+    // No two are equal, so what is selected and sorted is one order, however it is found.
+    let by_rank = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+    if top_k != 0 && top_k < stay.len() {
+        stay.select_nth_unstable_by(top_k - 1, by_rank);
+        stay.truncate(top_k);
     }
-    let mut stays = vec![false; scores.len()];
-    let kept = usize::try_from(kept).expect("u32 fits usize").max(1);
-    order.iter().take(kept).for_each(|token| stays[*token] = true);
-    for (score, stays) in scores.iter_mut().zip(stays) {
-        if !stays {
-            *score = f64::NEG_INFINITY;
-        }
+    if top_p < 1.0 {
+        let total: f64 = weights.iter().sum();
+        let kept = nucleus(&mut stay, by_rank, |token| weights[token] / total, top_p);
+        stay.truncate(kept);
     }
+    let stay: Vec<(usize, f64)> = stay.into_iter().map(|token| (token, scores[token])).collect();
+    scores.fill(f64::NEG_INFINITY);
+    for (token, score) in stay {
+        scores[token] = score;
+    }
+}
+
+/// Puts tokens in order as far as is needed, and says how many it takes until their shares reach `top_p`: one at least.
+fn nucleus(
+    tokens: &mut [usize],
+    by_rank: impl Fn(&usize, &usize) -> Ordering,
+    share: impl Fn(usize) -> f64,
+    top_p: f64,
+) -> usize {
+    let (mut ranked, mut before) = (0, 0.0);
+    while ranked < tokens.len() {
+        let rest = &mut tokens[ranked..];
+        let part = rest.len().min(RANKED_FIRST.max(7 * ranked));
+        if part < rest.len() {
+            rest.select_nth_unstable_by(part - 1, &by_rank);
+        }
+        rest[..part].sort_unstable_by(&by_rank);
+        for (at, token) in rest[..part].iter().enumerate() {
+            if 0.0 < before && top_p <= before {
+                return ranked + at;
+            }
+            before += share(*token);
+        }
+        ranked += part;
+    }
+    tokens.len()
 }
 
 /// Standard Gumbel noise of one (seed, index, token).
 fn gumbel(seed: u64, output_index: u32, token: u32) -> f64 {
     let counter = u64::from(output_index) << 32 | u64::from(token);
-    let bits = mix(mix(seed ^ 0x9E37_79B9_7F4A_7C15).wrapping_add(mix(counter)));
+    let bits = finalise(finalise(seed ^ 0x9E37_79B9_7F4A_7C15).wrapping_add(finalise(counter)));
     // 52 bits, centred inside (0, 1): neither logarithm meets zero.
     let uniform = ((bits >> 12) as f64 + 0.5) / (1_u64 << 52) as f64;
     -(-uniform.ln()).ln()
-}
-
-/// The SplitMix64 finaliser: a bijection of 64-bit words that passes the usual randomness batteries.
-fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    word ^ (word >> 31)
 }

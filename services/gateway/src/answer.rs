@@ -92,6 +92,8 @@ pub(crate) struct Answer {
     completion_tokens: u32,
     /// Whether a tool is to be called.
     calls: bool,
+    /// Whether the client is told the ids of the tokens.
+    tell_ids: bool,
     start: Option<StartReport>,
 }
 
@@ -116,6 +118,7 @@ impl Answer {
             prompt_index: prepared.prompt_index,
             prompt_tokens: prepared.prompt_tokens,
             calls: false,
+            tell_ids: prepared.tell_ids,
             completion_tokens: 0,
             start: None,
         }
@@ -131,6 +134,9 @@ impl Answer {
             }
             DecodeEvent::Token(id, scores) => {
                 self.count_token();
+                if self.tell_ids {
+                    delta.ids.push(id);
+                }
                 let scored = scores.map(|scores| Scored { id, scores });
                 let stopped = id != self.end_of_answer
                     && self.parser.push_scored(id, scored, &mut delta) == Progress::StopString;

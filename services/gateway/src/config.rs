@@ -62,6 +62,10 @@ pub struct GatewayConfig {
     /// Silence on a stream after which a comment line is sent, in milliseconds, at least 1. Default 10000: well below
     /// the 60 s at which common proxies close idle connections.
     pub keep_alive_ms: u64,
+    /// Wait for an answer that is not streamed after which the response's head and blank lines are sent, in milliseconds, 0 for
+    /// never. Default 0: once they are out, an error has status 200, and clients that look at the status alone take it for an
+    /// answer. DeepSeek's API does so; set it where proxies close silent connections.
+    pub whole_keep_alive_ms: u64,
     /// Longest life of a request in milliseconds, at least 1. Default 3600000 (1 h): longer than the longest answer at
     /// the slowest useful rate, so only lost requests meet it.
     pub request_ms_max: u64,
@@ -79,6 +83,9 @@ pub struct GatewayConfig {
     /// How long a response stays stored, in seconds, at least 1. Default 3600: a conversation that pauses longer can send
     /// its items.
     pub stored_ttl_s: u64,
+    /// Responses made in the background at once (`background` of the Responses API), 0 offers none. Default 64: each is a request
+    /// in work that no closed connection ends. Beyond it they are refused with 503.
+    pub background_responses_max: usize,
     /// What clients are told to wait when this process itself refuses (full or draining), in seconds, at least 1.
     /// Default 1: requests are short compared with a client's patience.
     pub retry_after_s: u64,
@@ -105,12 +112,14 @@ impl Default for GatewayConfig {
             answer_buffer_tokens_max: 4_096,
             head_wait_ms_max: 2_000,
             keep_alive_ms: 10_000,
+            whole_keep_alive_ms: 0,
             request_ms_max: 3_600_000,
             resumes_max: 3,
             resume_wait_ms_max: 10_000,
             stored_bytes_max: 64 << 20,
             stored_responses_max: 10_000,
             stored_ttl_s: 3_600,
+            background_responses_max: 64,
             retry_after_s: 1,
             cors_origins: Vec::new(),
             limits: RateLimits::default(),

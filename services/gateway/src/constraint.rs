@@ -8,6 +8,7 @@
 //! of them strict, free to be called, as many at a time as the model likes: no constraint at all.
 
 mod lark;
+mod lark_input;
 mod tools;
 
 use serde_json::{Value, json};
@@ -37,6 +38,18 @@ pub struct CallableTool<'a> {
     pub parameters: &'a Value,
     /// Whether arguments are held to the schema; otherwise to the names in it alone.
     pub strict: bool,
+    /// Of a tool that takes text: the language of its one argument, `input`.
+    pub input: Option<InputLanguage<'a>>,
+}
+
+/// The language of what a tool takes as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputLanguage<'a> {
+    /// The regular expression, in the dialect of Rust's `regex` crate, that all of it matches. Not empty.
+    Regex(&'a str),
+    /// A grammar in llguidance's Lark, without token literals, references and options. Kept where its texts can be told from the
+    /// end of a call; any text otherwise.
+    Lark(&'a str),
 }
 
 /// Which tools can be called, and how.

@@ -2,7 +2,8 @@
 //! to them, and one line of the access log.
 //!
 //! Invariants: nobody without an accepted key reaches a handler once there are keys; the line is written exactly once, when
-//! the last byte of the answer is out or its client is gone, and holds nothing of prompt, answer or key.
+//! the last byte of the answer is out or its client is gone, and what goes on in the background ended; it holds nothing of
+//! prompt, answer or key.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body::{Frame, SizeHint};
@@ -21,12 +22,15 @@ use shared::{TenantId, Timestamp};
 use crate::call::{Call, Caller};
 use crate::config::GatewayConfig;
 use crate::cors::Cors;
+use crate::dialect::Dialect;
 use crate::error::ApiError;
 use crate::gateway::Shared;
 use crate::keys::KeyRing;
-use crate::limits::{Accounts, Left, Quota, RateLimits, Subject};
+use crate::limits::{Accounts, Quota, RateLimits, Subject};
 use crate::linger::discard_request;
 use crate::routes::REQUEST_ID;
+
+mod quota;
 
 /// Where the access log goes: `--log kvasir::access=info` shows it, and nothing else of that level.
 const ACCESS: &str = "kvasir::access";
@@ -111,12 +115,16 @@ pub(crate) async fn enter(
         return response;
     }
     let origin = shared.door.cors.origin(request.headers());
+    let dialect = Dialect::of(request.uri().path(), request.headers());
     let mut visit = Visit::begin(&shared, request.uri().path());
-    let mut response = match visit.admit(&request) {
+    let admitted = visit.admit(&request);
+    let visit = Arc::new(visit);
+    let mut response = match admitted {
         Ok((call, quota)) => {
             request.extensions_mut().insert(call);
+            request.extensions_mut().insert(Arc::clone(&visit));
             let mut response = next.run(request).await;
-            say_quota(quota, response.headers_mut());
+            quota::say(quota, dialect, shared.cluster.clock.unix_seconds(), response.headers_mut());
             response
         }
         Err(error) => {
@@ -134,8 +142,8 @@ pub(crate) async fn enter(
     response.map(|body| Body::new(Watched { body, _visit: visit }))
 }
 
-/// A request from its arrival to the last byte of its answer.
-struct Visit {
+/// A request from its arrival to the last byte of its answer, and to the end of what goes on without its client.
+pub(crate) struct Visit {
     shared: Arc<Shared>,
     protocol: &'static str,
     /// None while nobody knows who asks.
@@ -143,7 +151,7 @@ struct Visit {
     admitted: bool,
     arrived: Timestamp,
     /// None before the answer began.
-    answer: Option<(u16, String)>,
+    answer: Mutex<Option<(u16, String)>>,
 }
 
 impl Visit {
@@ -154,7 +162,7 @@ impl Visit {
             call: None,
             admitted: false,
             arrived: shared.cluster.clock.now(),
-            answer: None,
+            answer: Mutex::default(),
         }
     }
 
@@ -178,15 +186,16 @@ impl Visit {
         Ok((call, quota))
     }
 
-    fn answered(&mut self, response: &Response) {
+    fn answered(&self, response: &Response) {
         let id = response.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
-        self.answer = Some((response.status().as_u16(), id.unwrap_or("-").to_owned()));
+        *self.answer.lock() = Some((response.status().as_u16(), id.unwrap_or("-").to_owned()));
     }
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        let Self { shared, call, .. } = self;
+        let answer = self.answer.get_mut().take();
+        let Self { shared, call, .. } = &*self;
         let now = shared.cluster.clock.now();
         let used = call.as_ref().map(|call| call.used()).unwrap_or_default();
         if let Some(call) = call.as_ref().filter(|_| self.admitted) {
@@ -196,7 +205,7 @@ impl Drop for Visit {
             drop(accounts);
             shared.metrics.tenant_used(&call.caller.tenant, &used);
         }
-        let (status, request) = match &self.answer {
+        let (status, request) = match &answer {
             Some((status, id)) => (*status, id.as_str()),
             None => (CLIENT_LEFT, "-"),
         };
@@ -239,32 +248,10 @@ fn protocol_of(path: &str) -> &'static str {
     }
 }
 
-/// Says what is left, in the headers that OpenAI's clients know. As of the arrival: this prompt is not counted yet.
-fn say_quota(quota: Quota, headers: &mut HeaderMap) {
-    let names = [
-        (
-            "x-ratelimit-limit-requests",
-            "x-ratelimit-remaining-requests",
-            "x-ratelimit-reset-requests",
-        ),
-        ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
-    ];
-    for ((limit_name, remaining_name, reset_name), left) in
-        names.into_iter().zip([quota.requests, quota.tokens])
-    {
-        let Some(Left { limit, remaining, reset }) = left else { continue };
-        headers.insert(HeaderName::from_static(limit_name), HeaderValue::from(limit));
-        headers.insert(HeaderName::from_static(remaining_name), HeaderValue::from(remaining));
-        let reset = format!("{}ms", reset.as_millis());
-        let reset = HeaderValue::try_from(reset).expect("digits and letters");
-        headers.insert(HeaderName::from_static(reset_name), reset);
-    }
-}
-
 /// An answer's body that ends the visit with itself.
 struct Watched {
     body: Body,
-    _visit: Visit,
+    _visit: Arc<Visit>,
 }
 
 impl HttpBody for Watched {

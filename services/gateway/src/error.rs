@@ -143,6 +143,14 @@ impl ApiError {
         Self::overloaded(message, retry_after)
     }
 
+    /// As many responses as may be are made while nobody waits for them.
+    pub(crate) fn too_many_running(running_max: usize) -> Self {
+        let message = format!(
+            "{running_max} responses run in the background, which is all this server takes; retry later, or leave background out"
+        );
+        Self::overloaded(message, 1)
+    }
+
     /// All that can be taken is taken, by whomever.
     fn overloaded(message: String, retry_after: u64) -> Self {
         let error = Self::unavailable("overloaded", message, Outcome::Overloaded);

@@ -84,7 +84,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) tokenisers: Arc<Semaphore>,
     pub(crate) responses: Arc<ResponseStore>,
-    /// Pumps of running streams; at most as many as requests in flight.
+    /// Pumps of running streams, and responses made in the background; at most as many as requests in flight.
     pumps: Mutex<JoinSet<()>>,
     request_id_seed: [u8; 32],
     requests: AtomicU64,
@@ -130,6 +130,7 @@ impl Gateway {
             bytes_max: config.stored_bytes_max,
             responses_max: config.stored_responses_max,
             kept_for: Duration::from_secs(config.stored_ttl_s),
+            running_max: config.background_responses_max,
         };
         let responses = ResponseStore::new(bounds, Arc::clone(&cluster.clock));
         let door = Door::new(&config, prompter.model().tenant.clone());
@@ -184,7 +185,7 @@ impl Gateway {
         self.shared.admission.drained().await;
     }
 
-    /// Cancels the streams still running and waits for their tasks; answers how many there were. Requests that are
+    /// Cancels the streams and background responses still running and waits for their tasks; answers how many there were. Requests that are
     /// not streamed end with their connections, which the caller owns.
     pub async fn cut_off(&self) -> usize {
         let mut pumps = std::mem::take(&mut *self.shared.pumps.lock());
@@ -219,7 +220,7 @@ impl Shared {
         })
     }
 
-    /// Runs the pump of a stream; it is joined when a later one is spawned, or by [`Gateway::cut_off`].
+    /// Runs the pump of a stream, or what is made in the background; it is joined when a later one is spawned, or by [`Gateway::cut_off`].
     pub(crate) fn spawn_pump(&self, pump: impl Future<Output = ()> + Send + 'static) {
         let mut pumps = self.pumps.lock();
         while let Some(joined) = pumps.try_join_next() {

@@ -11,6 +11,7 @@ use crate::error::ApiError;
 
 /// Longest value of each. Source: DeepSeek's API for `user_id`.
 const BYTES_MAX: usize = 512;
+const UUID_BYTES: usize = 36;
 
 /// Separations within a tenant, and the client's name for a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,10 +30,11 @@ impl Isolation {
     /// # Errors
     /// 400 that names the first field that is no string or too long.
     pub(crate) fn read(body: &Map<String, Value>, user_at: &[&str]) -> Result<Self, ApiError> {
+        let (user_id, session) = text_at(body, user_at)?.map(apart).unwrap_or_default();
         Ok(Self {
-            user_id: text_at(body, user_at)?,
+            user_id,
             cache_salt: text_at(body, &["cache_salt"])?,
-            cache_key: text_at(body, &["prompt_cache_key"])?,
+            cache_key: text_at(body, &["prompt_cache_key"])?.or(session),
         })
     }
 
@@ -49,6 +51,24 @@ impl Isolation {
     /// The session that the routing hint stands for.
     pub(crate) fn session(&self, tenant: &TenantId) -> Option<SessionKey> {
         self.cache_key.as_ref().map(|key| SessionKey::of(tenant, key.as_bytes()))
+    }
+}
+
+/// The user in a user's id, and the conversation if the id holds one. Claude Code's do, in two forms: an object with a
+/// `session_id`, and `user_.._session_` before a UUID. With it no conversation of a user would share a prefix with another,
+/// and their first 20,000 tokens are the same.
+fn apart(user_id: String) -> (Option<String>, Option<String>) {
+    if let Ok(mut members) = serde_json::from_str::<Map<String, Value>>(&user_id)
+        && let Some(Value::String(session)) = members.remove("session_id")
+    {
+        let user = (!members.is_empty()).then(|| Value::Object(members).to_string());
+        return (user, Some(session));
+    }
+    match user_id.rsplit_once("_session_") {
+        Some((user, session)) if user.starts_with("user_") && session.len() == UUID_BYTES => {
+            (Some(user.to_owned()), Some(session.to_owned()))
+        }
+        _ => (Some(user_id), None),
     }
 }
 
@@ -133,6 +153,27 @@ mod tests {
         for (index, salt) in salts.iter().enumerate() {
             assert!(!salts[..index].contains(salt), "{salts:?}");
         }
+    }
+
+    #[test]
+    fn a_conversation_within_a_users_id_is_a_hint_and_separates_nothing() {
+        const UUID: &str = "8d5f9d11-d359-4f03-a5bf-5746d7da851c";
+        let object = json!({"device_id": "d", "account_uuid": "", "session_id": UUID}).to_string();
+        let cases = [
+            (object, Some(r#"{"device_id":"d","account_uuid":""}"#), Some(UUID)),
+            (json!({"session_id": UUID}).to_string(), None, Some(UUID)),
+            (r#"{"device_id":"d"}"#.to_owned(), Some(r#"{"device_id":"d"}"#), None),
+            (format!("user_a_account__session_{UUID}"), Some("user_a_account_"), Some(UUID)),
+            ("user_a_session_b".to_owned(), Some("user_a_session_b"), None),
+            (format!("b_session_{UUID}"), Some(&format!("b_session_{UUID}")), None),
+        ];
+        for (user_id, user, session) in cases {
+            let read = read(&json!({"user_id": user_id}), &["user_id"]).unwrap();
+            assert_eq!((read.user_id.as_deref(), read.cache_key.as_deref()), (user, session));
+        }
+        let both =
+            json!({"user_id": json!({"session_id": UUID}).to_string(), "prompt_cache_key": "k"});
+        assert_eq!(read(&both, &["user_id"]).unwrap().cache_key.as_deref(), Some("k"));
     }
 
     #[test]

@@ -102,6 +102,7 @@ pub(crate) struct Metrics {
     accounts: Gauge,
     in_flight: Gauge,
     stored_responses: Gauge,
+    running_responses: Gauge,
     stored_bytes: Gauge,
     token_cache_bytes: Gauge,
     token_cache_words: Gauge,
@@ -125,6 +126,7 @@ impl Metrics {
             accounts: Gauge::default(),
             in_flight: Gauge::default(),
             stored_responses: Gauge::default(),
+            running_responses: Gauge::default(),
             stored_bytes: Gauge::default(),
             token_cache_bytes: Gauge::default(),
             token_cache_words: Gauge::default(),
@@ -175,6 +177,11 @@ impl Metrics {
             "stored_responses",
             "Responses kept for who refers to them",
             self.stored_responses.clone(),
+        );
+        registry.register(
+            "background_responses",
+            "Responses being made while nobody waits for them",
+            self.running_responses.clone(),
         );
         registry.register("stored_bytes", "Bytes they take", self.stored_bytes.clone());
         registry.register(
@@ -256,8 +263,9 @@ impl Metrics {
         }
     }
 
-    /// Notes number and bytes of stored responses.
-    pub(crate) fn stored(&self, (responses, bytes): (usize, usize)) {
+    /// Notes number and bytes of stored responses, and how many are made in the background.
+    pub(crate) fn stored(&self, (responses, bytes): (usize, usize), running: usize) {
+        self.running_responses.set(i64::try_from(running).unwrap_or(i64::MAX));
         self.stored_responses.set(i64::try_from(responses).unwrap_or(i64::MAX));
         self.stored_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }

@@ -69,11 +69,16 @@ pub(crate) struct Delta {
     pub(crate) content_scores: Vec<Scored>,
     /// Tokens of reasoning.
     pub(crate) reasoning_scores: Vec<Scored>,
+    /// All tokens that came, also those that show nothing yet or ever, where the client asked for their ids.
+    pub(crate) ids: Vec<TokenId>,
 }
 
 impl Delta {
     pub(crate) fn is_empty(&self) -> bool {
-        self.pieces.is_empty() && self.content_scores.is_empty() && self.reasoning_scores.is_empty()
+        self.pieces.is_empty()
+            && self.content_scores.is_empty()
+            && self.reasoning_scores.is_empty()
+            && self.ids.is_empty()
     }
 
     pub(crate) fn pieces(&self) -> &[Piece] {
@@ -92,6 +97,15 @@ impl Delta {
         }
     }
 
+    /// Bytes of reasoning and content.
+    fn text_bytes(&self) -> usize {
+        let bytes = |piece: &Piece| match piece {
+            Piece::Reasoning(text) | Piece::Content(text) => text.len(),
+            Piece::Call(_) | Piece::Arguments(_) => 0,
+        };
+        self.pieces.iter().map(bytes).sum()
+    }
+
     /// Appends what became visible later.
     pub(crate) fn append(&mut self, later: Self) {
         for piece in later.pieces {
@@ -99,6 +113,7 @@ impl Delta {
         }
         self.content_scores.extend(later.content_scores);
         self.reasoning_scores.extend(later.reasoning_scores);
+        self.ids.extend(later.ids);
     }
 }
 
@@ -122,6 +137,9 @@ pub(crate) struct OutputParser {
     /// Tokens whose text is not shown yet, and where in their stage's text they begin.
     unsettled: VecDeque<(usize, Scored)>,
 }
+
+/// The number of the first stage.
+const REASONING: u8 = 0;
 
 enum Stage {
     Reasoning(ReasoningText),
@@ -173,13 +191,24 @@ impl OutputParser {
     ) -> Progress {
         let Some(scored) = scored else { return self.push(id, delta) };
         let stage = self.stage_number();
-        let start = self.passed() + self.held() + self.characters.pending();
-        self.unsettled.push_back((start, scored));
-        let shown = delta.pieces.len();
+        let passed = self.passed();
+        if matches!(self.vocabulary.text(id), TokenText::Bytes(_) | TokenText::Mark(_)) {
+            let start = passed + self.held() + self.characters.pending();
+            self.unsettled.push_back((start, scored));
+        }
+        let pieces = delta.pieces.len();
+        let shown = delta.text_bytes();
         let progress = self.push(id, delta);
         if stage == self.stage_number() || progress == Progress::StopString {
-            self.settle(shown < delta.pieces.len(), delta);
+            self.settle(pieces < delta.pieces.len(), delta);
         } else {
+            // What the stage before still had to show came first.
+            let until = passed + delta.text_bytes() - shown;
+            let told = match stage {
+                REASONING => &mut delta.reasoning_scores,
+                _ => &mut delta.content_scores,
+            };
+            told.extend(take_before(&mut self.unsettled, until));
             self.unsettled.clear();
         }
         progress
@@ -196,19 +225,17 @@ impl OutputParser {
                 return;
             }
         };
-        while self.unsettled.front().is_some_and(|(start, _)| *start < passed) {
-            let (_, scored) = self.unsettled.pop_front().expect("just seen");
-            match (shown, is_content) {
-                (false, _) => {}
-                (true, true) => delta.content_scores.push(scored),
-                (true, false) => delta.reasoning_scores.push(scored),
-            }
+        let settled = take_before(&mut self.unsettled, passed);
+        match (shown, is_content) {
+            (false, _) => drop(settled),
+            (true, true) => delta.content_scores.extend(settled),
+            (true, false) => delta.reasoning_scores.extend(settled),
         }
     }
 
     fn stage_number(&self) -> u8 {
         match self.stage {
-            Stage::Reasoning(_) => 0,
+            Stage::Reasoning(_) => REASONING,
             Stage::Content => 1,
             Stage::Calls(_) => 2,
             Stage::Ended => 3,
@@ -338,9 +365,17 @@ impl OutputParser {
     }
 }
 
+/// Takes out the tokens that begin before this place.
+fn take_before(tokens: &mut VecDeque<(usize, Scored)>, end: usize) -> Vec<Scored> {
+    let count = tokens.iter().take_while(|(start, _)| *start < end).count();
+    tokens.drain(..count).map(|(_, scored)| scored).collect()
+}
+
 #[cfg(test)]
 mod bench;
 #[cfg(test)]
 mod call_tests;
+#[cfg(test)]
+mod random_tests;
 #[cfg(test)]
 mod tests;

@@ -63,6 +63,7 @@ pub(crate) struct Prepared {
     pub(crate) sampling: Sampling,
     pub(crate) logit_bias: LogitBias,
     pub(crate) logprobs: Option<u8>,
+    pub(crate) tell_ids: bool,
     pub(crate) constraint: Option<Arc<Constraint>>,
     pub(crate) stop_ids: Vec<TokenId>,
     pub(crate) output_tokens_max: u32,
@@ -249,10 +250,11 @@ impl Prompter {
         let tenant = &asked.call.caller.tenant;
         let root = self.root(lineage, tenant, &request.isolation);
         let session = asked.session.or_else(|| request.isolation.session(tenant));
-        let stop_ids = match request.draws.ignore_end {
+        let mut stop_ids = match request.draws.ignore_end {
             true => Vec::new(),
             false => vec![self.vocabulary.end_of_answer()],
         };
+        stop_ids.extend_from_slice(&request.draws.stop_ids);
         let logit_bias: LogitBias = request.draws.logit_bias.as_slice().into();
         let mut runs = Vec::new();
         for (prompt_index, draft) in drafts.into_iter().enumerate() {
@@ -275,6 +277,7 @@ impl Prompter {
                     sampling: sampling(&draft, &request.draws, id, sample),
                     logit_bias: Arc::clone(&logit_bias),
                     logprobs: request.draws.logprobs,
+                    tell_ids: request.draws.tell_ids,
                     constraint: constraint.clone(),
                     stop_ids: stop_ids.clone(),
                     output_tokens_max: draft.output_tokens_max,
@@ -286,17 +289,23 @@ impl Prompter {
         Ok(runs)
     }
 
-    /// How many tokens a request for messages has.
+    /// How many tokens a request for messages or for a response has.
     ///
     /// # Errors
     /// As [`Self::prepare`], but for a prompt that is too long.
-    pub(crate) fn count(&self, body: &[u8]) -> Result<u32, ApiError> {
-        let mut request = request::parse_to_count(body, &self.model.names)?;
+    pub(crate) fn count(
+        &self,
+        protocol: Protocol,
+        body: &[u8],
+        memory: &dyn Memory,
+    ) -> Result<u32, ApiError> {
+        let mut request = request::parse_to_count(protocol, body, &self.model.names, memory)?;
         let nothing = Source::Plain(request::Plain::default());
-        let Source::Messages(messages) = std::mem::replace(&mut request.source, nothing) else {
-            return Err(ApiError::invalid(None, "only messages are counted"));
+        let converted = match std::mem::replace(&mut request.source, nothing) {
+            Source::Messages(messages) => self.convert(*messages)?,
+            Source::Responses(responses) => self.convert(*responses)?,
+            Source::Chat(_) | Source::Plain(_) => return Err(ApiError::broken()),
         };
-        let converted = self.convert(*messages)?;
         let (converted, _) = self.directed(converted, &mut request);
         let prompt = self.encode(&converted.conversation, request.effort)?;
         Ok(u32::try_from(prompt.len()).unwrap_or(u32::MAX))

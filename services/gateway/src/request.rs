@@ -18,6 +18,7 @@ use fields::Fields;
 
 mod chat;
 mod completions;
+mod custom;
 mod draws;
 mod effort;
 mod fields;
@@ -29,7 +30,7 @@ mod tools;
 pub(crate) use draws::Draws;
 pub(crate) use effort::EffortNumber;
 pub(crate) use responses::REASONING_COPY;
-pub(crate) use shape::{Format, Shape};
+pub(crate) use shape::{Format, InputFormat, Shape};
 
 /// The protocols of requests for answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +94,15 @@ pub(crate) enum PlainPrompt {
 /// What the answer looks like, and what of the request it repeats.
 #[derive(Clone, Debug)]
 pub(crate) enum Form {
-    Chat { include_usage: bool },
-    Completions { include_usage: bool, echo: bool },
+    Chat {
+        include_usage: bool,
+        /// Tools whose input is text and not JSON.
+        custom_tools: Vec<String>,
+    },
+    Completions {
+        include_usage: bool,
+        echo: bool,
+    },
     Messages,
     Responses(Box<Echo>),
 }
@@ -107,20 +115,25 @@ pub(crate) struct Echo {
     /// The input as items, those of earlier responses included.
     pub(crate) input: Vec<Value>,
     pub(crate) store: bool,
-    /// Whether log probabilities of the text are shown.
-    pub(crate) logprobs: bool,
     /// Whether reasoning items carry the opaque copy that clients give back.
     pub(crate) encrypted_reasoning: bool,
     /// Tools whose input is text and not JSON.
     pub(crate) custom_tools: Vec<String>,
+    /// The tool whose calls are told as searches for tools, if the client searches.
+    pub(crate) search_tool: Option<&'static str>,
     /// Namespace and own name of tools, by the name that the model knows.
     pub(crate) namespaces: HashMap<String, (String, String)>,
+    /// Whether it is made while nobody waits for it.
+    pub(crate) background: bool,
 }
 
-/// Finds the items of an earlier response.
+/// Finds what earlier responses had.
 pub(crate) trait Memory {
     /// Input and output items of a stored response, in order; none when it is not there (any more).
     fn items(&self, id: &str) -> Option<Vec<Value>>;
+
+    /// One item of a stored response, by its own id; none when it is not there (any more).
+    fn item(&self, id: &str) -> Option<Value>;
 }
 
 /// Reads a request for one of the models `names`.
@@ -143,12 +156,23 @@ pub(crate) fn parse(
     }
 }
 
-/// Reads a request whose tokens are only counted: it needs no bound of the answer.
+/// Reads a request for messages or for a response whose tokens are only counted: it needs no bound of the answer, and a response
+/// no model.
 ///
 /// # Errors
 /// As [`parse`].
-pub(crate) fn parse_to_count(body: &[u8], names: &[String]) -> Result<ApiRequest, ApiError> {
+pub(crate) fn parse_to_count(
+    protocol: Protocol,
+    body: &[u8],
+    names: &[String],
+    memory: &dyn Memory,
+) -> Result<ApiRequest, ApiError> {
     let mut fields = Fields::of(body)?;
+    if protocol == Protocol::Responses {
+        fields.set_default("model", names[0].as_str());
+        let model = read_model(&mut fields, names)?;
+        return responses::read(fields, model, memory);
+    }
     let model = read_model(&mut fields, names)?;
     fields.set_default("max_tokens", 1);
     messages::read(fields, model)

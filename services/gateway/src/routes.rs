@@ -23,9 +23,11 @@ use crate::request::Protocol;
 use crate::wire;
 
 mod answers;
+mod background;
 mod body;
 mod stored;
 mod tokens;
+mod whole;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -60,6 +62,8 @@ fn open_ai(router: Router<Arc<Shared>>, root: &str) -> Router<Arc<Shared>> {
         .route(&format!("{root}/chat/completions"), post(answers::chat))
         .route(&format!("{root}/completions"), post(answers::completions))
         .route(&format!("{root}/responses"), post(answers::responses))
+        .route(&format!("{root}/responses/input_tokens"), post(tokens::count_input))
+        .route(&format!("{root}/responses/{{id}}/cancel"), post(stored::cancel))
         .route(&format!("{root}/responses/{{id}}"), get(stored::find).delete(stored::delete))
         .route(&format!("{root}/responses/{{id}}/input_items"), get(stored::input_items))
         .route(&format!("{root}/models"), get(models))
@@ -131,7 +135,7 @@ async fn model(
 fn metrics(shared: &Shared, providers: &[MetricsProvider]) -> Response {
     let mut text = String::new();
     let in_flight = shared.admission.in_flight();
-    shared.metrics.stored(shared.responses.held());
+    shared.metrics.stored(shared.responses.held(), shared.responses.running_count());
     let accounts = shared.door.accounts();
     shared.metrics.encode(in_flight, accounts, shared.prompter.cache_stats(), &mut text);
     for provider in providers {

@@ -8,6 +8,7 @@
 //! its request at the next token at the latest.
 
 use std::collections::VecDeque;
+use std::f32::consts::LN_2;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use shared::{
     Clock, Decode, DecodeDirectory, DecodeEvent, DecodeRequest, DpRank, FinishReason, Flow,
     PlaceEvent, PlaceRequest, Placement, Placer, ServeError, Sink, StartReport, Ticket, Timestamp,
-    TokenId, WorkerId, WorkerRank,
+    TokenId, TokenLogprobs, WorkerId, WorkerRank,
 };
 use tokenizers::Tokenizer;
 
@@ -79,6 +80,8 @@ struct Live {
     then: Ending,
     stop_ids: Vec<TokenId>,
     output_max: usize,
+    /// How many alternatives are told with each token; none: nothing is told.
+    logprobs: Option<u8>,
 }
 
 impl ScriptedEngine {
@@ -203,6 +206,7 @@ impl Plan {
             then: self.answer.then,
             stop_ids: request.stop_ids,
             output_max: usize::try_from(request.output_tokens_max).expect("usize holds 32 bits"),
+            logprobs: request.logprobs,
         }
     }
 
@@ -296,7 +300,8 @@ impl Live {
         };
         self.said += 1;
         self.due = Some(now.after(self.delay));
-        if self.sink.emit(DecodeEvent::Token(next, None)) == Flow::Closed {
+        let scores = self.logprobs.map(|alternatives| Box::new(scores(next, alternatives)));
+        if self.sink.emit(DecodeEvent::Token(next, scores)) == Flow::Closed {
             return false;
         }
         if self.stop_ids.contains(&next) {
@@ -310,6 +315,13 @@ impl Live {
         let _flow = self.sink.emit(event);
         false
     }
+}
+
+/// A script is sure by half of what it says; the ids that follow share the rest, each half of what is left.
+fn scores(said: TokenId, alternatives: u8) -> TokenLogprobs {
+    let logprob = |place: u8| -f32::from(place + 1) * LN_2;
+    let alternative = |place: u8| (TokenId(said.0.wrapping_add(place.into())), logprob(place));
+    TokenLogprobs { logprob: logprob(0), top: (0..alternatives).map(alternative).collect() }
 }
 
 /// Places every request on the one scripted worker, and finds it.

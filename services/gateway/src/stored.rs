@@ -1,21 +1,31 @@
 //! Responses that clients may refer to later: kept in memory, for a while, within bounds of bytes and number.
 //!
 //! What it is not: durable, or shared between routers. A response that is not there any more is refused by name, never
-//! answered as if it had not been referred to. A response belongs to the tenant whose request it answered.
+//! answered as if it had not been referred to. A response belongs to the tenant whose request it answered. Those that are
+//! being made while nobody waits for them (`running`) are told beside the others, and are kept like them once they ended.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::Value;
 use shared::{Clock, TenantId, Timestamp};
 
 use crate::request::Memory;
+use running::Running;
+
+mod pages;
+mod running;
+
+pub(crate) use pages::{Page, page};
+pub(crate) use running::{Cancelled, Unfinished};
 
 /// Bytes an entry costs beside its text: ids in both maps and the values' own structure, measured as about as much as the
 /// text.
 const ENTRY_BYTES: usize = 512;
+/// The same for each item of its output, which can be found by its id.
+const ITEM_BYTES: usize = 256;
 
 /// A response and what it answered.
 #[derive(Clone, Debug)]
@@ -31,6 +41,8 @@ pub(crate) struct StoredBounds {
     pub(crate) bytes_max: usize,
     pub(crate) responses_max: usize,
     pub(crate) kept_for: Duration,
+    /// Responses that are being made while nobody waits for them.
+    pub(crate) running_max: usize,
 }
 
 /// All stored responses of this process.
@@ -54,6 +66,9 @@ struct Shelf {
     /// In order of storing; entries that were deleted stay until their turn.
     order: VecDeque<Key>,
     bytes: usize,
+    /// Which response has the item of this id in its output.
+    items: HashMap<Key, String>,
+    running: HashMap<Key, Running>,
 }
 
 struct Entry {
@@ -74,26 +89,17 @@ impl ResponseStore {
     }
 
     fn put(&self, key: Key, stored: Stored) {
+        let entry = self.entry(stored);
+        self.shelf.lock().insert(key, entry, &self.bounds, self.clock.now());
+    }
+
+    fn entry(&self, stored: Stored) -> Entry {
         let texts = std::iter::once(&stored.object).chain(&stored.input);
         // Counted twice: once as text, once for the structure around it.
-        let bytes = ENTRY_BYTES + 2 * texts.map(weight).sum::<usize>();
-        if self.bounds.bytes_max < bytes || self.bounds.responses_max == 0 {
-            return;
-        }
-        let now = self.clock.now();
-        let until = now.after(self.bounds.kept_for);
-        let mut shelf = self.shelf.lock();
-        shelf.expire(now);
-        while self.bounds.bytes_max < shelf.bytes + bytes
-            || self.bounds.responses_max <= shelf.order.len()
-        {
-            shelf.drop_oldest();
-        }
-        shelf.bytes += bytes;
-        shelf.order.push_back(key.clone());
-        let stored = Arc::new(stored);
-        let before = shelf.entries.insert(key, Entry { stored, bytes, until });
-        assert!(before.is_none(), "ids of responses are unique");
+        let items = item_ids(&stored).count() * ITEM_BYTES;
+        let bytes = ENTRY_BYTES + items + 2 * texts.map(weight).sum::<usize>();
+        let until = self.clock.now().after(self.bounds.kept_for);
+        Entry { stored: Arc::new(stored), bytes, until }
     }
 
     fn find(&self, key: &Key) -> Option<Arc<Stored>> {
@@ -103,13 +109,49 @@ impl ResponseStore {
         shelf.entries.get(key).map(|entry| Arc::clone(&entry.stored))
     }
 
+    /// An item by its id: of the output of a response, or as the list of its input names it.
+    fn find_item(&self, key: &Key) -> Option<Value> {
+        let now = self.clock.now();
+        let mut shelf = self.shelf.lock();
+        shelf.expire(now);
+        let (tenant, id) = key;
+        if let Some(owner) = shelf.items.get(key) {
+            let entry = shelf.entries.get(&(tenant.clone(), owner.clone()))?;
+            let mut items = entry.stored.object["output"].as_array()?.iter();
+            return items.find(|item| item["id"] == **id).cloned();
+        }
+        let (owner, index) = pages::input_of(id)?;
+        shelf.entries.get(&(tenant.clone(), owner.to_owned()))?.stored.input.get(index).cloned()
+    }
+
     fn delete(&self, key: &Key) -> bool {
         let mut shelf = self.shelf.lock();
-        shelf.forget(key)
+        let was_running = shelf.running.remove(key).map(Running::stop).is_some();
+        shelf.forget(key) || was_running
     }
 }
 
 impl Shelf {
+    /// One that is larger than everything that may be kept is not.
+    fn insert(&mut self, key: Key, entry: Entry, bounds: &StoredBounds, now: Timestamp) {
+        if bounds.bytes_max < entry.bytes || bounds.responses_max == 0 {
+            return;
+        }
+        self.expire(now);
+        while bounds.bytes_max < self.bytes + entry.bytes
+            || bounds.responses_max <= self.order.len()
+        {
+            self.drop_oldest();
+        }
+        self.bytes += entry.bytes;
+        self.order.push_back(key.clone());
+        for id in item_ids(&entry.stored) {
+            self.items.insert((key.0.clone(), id.to_owned()), key.1.clone());
+        }
+        let before = self.entries.insert(key, entry);
+        assert!(before.is_none(), "ids of responses are unique");
+    }
+
     /// All live equally long, so the oldest end first.
     fn expire(&mut self, now: Timestamp) {
         while let Some(key) = self.order.front() {
@@ -128,6 +170,9 @@ impl Shelf {
     fn forget(&mut self, key: &Key) -> bool {
         let Some(entry) = self.entries.remove(key) else { return false };
         self.bytes -= entry.bytes;
+        for id in item_ids(&entry.stored) {
+            self.items.remove(&(key.0.clone(), id.to_owned()));
+        }
         true
     }
 }
@@ -142,8 +187,10 @@ impl TenantResponses {
         self.store.put(self.key(id), stored);
     }
 
+    /// A response, also one that is still being made.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Stored>> {
-        self.store.find(&self.key(id))
+        let key = self.key(id);
+        self.store.running(&key).or_else(|| self.store.find(&key))
     }
 
     /// Whether it was there.
@@ -158,24 +205,20 @@ impl TenantResponses {
 
 impl Memory for TenantResponses {
     fn items(&self, id: &str) -> Option<Vec<Value>> {
-        let stored = self.find(id)?;
+        let stored = self.store.find(&self.key(id))?;
         let output = stored.object["output"].as_array().into_iter().flatten();
         Some(stored.input.iter().chain(output).cloned().collect())
     }
+
+    fn item(&self, id: &str) -> Option<Value> {
+        self.store.find_item(&self.key(id))
+    }
 }
 
-/// The input items of a stored response as a list object.
-pub(crate) fn input_items(id: &str, stored: &Stored) -> Value {
-    let item = |(index, item): (usize, &Value)| {
-        let mut item = item.clone();
-        if item["id"].is_null() {
-            item["id"] = format!("item_{index}_{id}").into();
-        }
-        item
-    };
-    let data: Vec<Value> = stored.input.iter().enumerate().map(item).collect();
-    let (first, last) = (data.first().map(|i| &i["id"]), data.last().map(|i| &i["id"]));
-    json!({"object": "list", "first_id": first, "last_id": last, "has_more": false, "data": data})
+/// The ids of the items of a response's output.
+fn item_ids(stored: &Stored) -> impl Iterator<Item = &str> {
+    let items = stored.object["output"].as_array().into_iter().flatten();
+    items.filter_map(|item| item["id"].as_str())
 }
 
 /// Bytes of text in a value.
@@ -206,7 +249,8 @@ mod tests {
 
     fn store(bytes_max: usize, responses_max: usize) -> (Arc<ManualClock>, Arc<ResponseStore>) {
         let clock = Arc::new(ManualClock::new());
-        let bounds = StoredBounds { bytes_max, responses_max, kept_for: Duration::from_secs(10) };
+        let kept_for = Duration::from_secs(10);
+        let bounds = StoredBounds { bytes_max, responses_max, kept_for, running_max: 1 };
         let store = ResponseStore::new(bounds, Arc::clone(&clock) as _);
         (clock, Arc::new(store))
     }
@@ -227,6 +271,25 @@ mod tests {
         clock.advance(Duration::from_secs(1));
         assert!(ours.find("r").is_none());
         assert_eq!(store.held(), (0, 0));
+    }
+
+    #[test]
+    fn an_item_is_found_by_its_id_as_long_as_its_response_is() {
+        let (_, store) = store(1 << 20, 2);
+        let (ours, theirs) = (of(&store, "a"), of(&store, "b"));
+        let output = json!([{"id": "msg_1", "content": "x"}, {"id": "msg_2", "content": "y"}]);
+        let input = vec![json!({"role": "user"}), json!({"role": "system"})];
+        ours.put("resp_1", Stored { object: json!({"output": output}), input });
+        assert_eq!(ours.item("msg_2").unwrap()["content"], "y");
+        assert_eq!(ours.item("item_1_resp_1").unwrap()["role"], "system");
+        for unknown in ["msg_3", "item_2_resp_1", "item_x_resp_1", "item_1", "item_0_resp_2", ""] {
+            assert!(ours.item(unknown).is_none(), "{unknown}");
+        }
+        assert!(theirs.item("msg_2").is_none());
+        ours.put("2", stored("x"));
+        ours.put("3", stored("x"));
+        assert!(ours.item("msg_2").is_none() && ours.item("item_1_resp_1").is_none());
+        assert!(store.shelf.lock().items.is_empty());
     }
 
     #[test]

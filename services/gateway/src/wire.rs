@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::Serialize;
-use shared::{BLOCK_TOKENS, BlockName};
+use shared::{BLOCK_TOKENS, BlockName, TokenId};
 
 use crate::answer::{Bill, End};
 use crate::error::ApiError;
@@ -18,11 +18,12 @@ mod logprobs;
 mod messages;
 mod models;
 mod responses;
+mod unquoting;
 
 pub(crate) use chat::ChatWriter;
 pub(crate) use completions::CompletionsWriter;
 pub(crate) use messages::MessagesWriter;
-pub(crate) use models::{anthropic_model, anthropic_models, model, model_list};
+pub(crate) use models::{anthropic_model, anthropic_models, date, model, model_list};
 pub(crate) use responses::ResponsesWriter;
 
 /// Says the answers to one request in the words of its protocol, as events or as one object. Answers are told apart by index;
@@ -77,8 +78,26 @@ pub(crate) struct Head {
     pub(crate) answers: usize,
     /// Whether log probabilities are told.
     pub(crate) logprobs: bool,
+    /// The prompt of each answer, where its ids and those of the answer are told.
+    pub(crate) prompts: Option<Vec<Arc<[TokenId]>>>,
     /// What tokens say.
     pub(crate) vocabulary: Arc<Vocabulary>,
+}
+
+impl Head {
+    /// The ids of an answer's prompt, if they are told.
+    fn prompt_ids(&self, index: usize) -> Option<Vec<u32>> {
+        self.prompts.as_ref().map(|prompts| numbers(&prompts[index]))
+    }
+
+    /// The ids of an answer's tokens, if they are told.
+    fn answer_ids(&self, ids: &[TokenId]) -> Option<Vec<u32>> {
+        self.prompts.as_ref().map(|_| numbers(ids))
+    }
+}
+
+fn numbers(ids: &[TokenId]) -> Vec<u32> {
+    ids.iter().map(|id| id.0).collect()
 }
 
 /// A comment that keeps connections open.
@@ -93,6 +112,8 @@ struct Prompt {
     block_tokens: u32,
     /// Hexadecimal, in the order of the prompt. Tokens behind the last whole block have none.
     names: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<Vec<u32>>,
 }
 
 /// Usage as chat and legacy completions have it; the `prompt_cache_*` counts are DeepSeek's.
@@ -158,10 +179,15 @@ impl Report {
     }
 }
 
-/// A prompt's length and names.
-pub(crate) fn prompt(prompt_tokens: u32, names: &[BlockName]) -> Vec<u8> {
+/// A prompt's length and names, and its tokens where they are wanted.
+pub(crate) fn prompt(
+    prompt_tokens: u32,
+    names: &[BlockName],
+    tokens: Option<&[TokenId]>,
+) -> Vec<u8> {
     let names = names.iter().map(ToString::to_string).collect();
-    json(&Prompt { prompt_tokens, block_tokens: BLOCK_TOKENS, names })
+    let tokens = tokens.map(|tokens| tokens.iter().map(|token| token.0).collect());
+    json(&Prompt { prompt_tokens, block_tokens: BLOCK_TOKENS, names, tokens })
 }
 
 /// The id of a tool call: unlike all others of the request, and the same for who asks twice.

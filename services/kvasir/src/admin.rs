@@ -152,8 +152,8 @@ struct EvictQuery {
 
 /// The admin routes of a process: health, `/metrics`, `GET /debug/audit`, `GET /debug/members`, `GET /debug/starts/{id}`,
 /// `GET /debug/routing?last=N`, `GET /debug/routing/{id}`, `GET /debug/capture?after=N`,
-/// `POST /debug/blocks`, `POST /debug/cache/evict?tier=device|host|disk|all`,
-/// `POST /debug/cache/evict?tier=all&tenant=NAME`.
+/// `POST /debug/blocks`, `POST /debug/prompt`, `POST /debug/cache/evict?tier=device|host|disk|all`,
+/// `POST /debug/cache/evict?tier=all&tenant=NAME`, `POST /debug/workers/{name}/drain` and `/undrain`.
 pub(crate) fn router(observed: Observed, gateway: Option<&Gateway>) -> Router {
     let observed = Arc::new(observed);
     let figures = Arc::clone(&observed);

@@ -74,7 +74,7 @@ enum Command {
     Golden(GoldenArgs),
     /// Serve the built-in model, hold a short chat and print the TTFT ladder.
     Demo(DemoArgs),
-    /// Look at, check and mend the segment files of a store node's disk. Needs no network.
+    /// Look at, check and mend the segment files of a store node's disk. Needs no network, but for explain and evict --admin.
     Kv {
         #[command(subcommand)]
         which: kv::KvCommand,
@@ -164,7 +164,7 @@ pub struct RoleArgs {
 /// Options of `kvasir config`.
 #[derive(Clone, Debug, Args)]
 pub struct ConfigArgs {
-    /// `check` says whether the file can be used and nothing else.
+    /// `check` says whether keys, ranges and members can be used and nothing else; it opens no file that this one names.
     #[command(subcommand)]
     pub action: Option<ConfigAction>,
     /// TOML file; the defaults when none is given.

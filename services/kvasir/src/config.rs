@@ -160,7 +160,9 @@ impl Config {
     /// When it cannot be read, is no TOML, has an unknown key, or a value out of its range; the text names the place.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
-        let text = fs::read_to_string(path).with_context(|| format!("{shown} cannot be read"))?;
+        let text = fs::read_to_string(path).with_context(|| {
+            format!("{shown} cannot be read; give the path of a configuration file")
+        })?;
         let parsed = Self::parse(&text).with_context(|| format!("{shown} is no configuration"));
         let mut config = parsed?;
         config.cluster.resolve(path);
@@ -224,6 +226,25 @@ impl Config {
         }
         config.check()?;
         Ok(config)
+    }
+
+    /// Tables that say something `kvasir serve` has no use for: it keeps blocks in memory and has no other members.
+    #[must_use]
+    pub fn unused_by_serve(&self) -> Vec<&'static str> {
+        let defaults = Self::default();
+        let object = self.disk.object != defaults.disk.object;
+        let disk = DiskConfig { object: defaults.disk.object.clone(), ..self.disk.clone() }
+            != defaults.disk;
+        let stores = self.stores != defaults.stores;
+        let found = [
+            ("[disk]", disk),
+            ("[object_store]", object),
+            ("[stores]", stores),
+            ("[discovery]", self.discovery != defaults.discovery),
+            ("[capture]", self.capture != defaults.capture),
+            ("[[cluster.member]]", !self.cluster.member.is_empty()),
+        ];
+        found.into_iter().filter_map(|(table, is_set)| is_set.then_some(table)).collect()
     }
 
     /// The router's settings for a model of this geometry.
@@ -344,6 +365,20 @@ mod tests {
     #[test]
     fn nothing_need_be_set() {
         assert_eq!(Config::parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn what_serve_has_no_use_for_is_named() {
+        for (text, unused) in [
+            ("[store]\nwindow_ttl_s = 60\n[disk]\n", vec![]),
+            ("[disk]\nretention_s = 7200\n", vec!["[disk]"]),
+            (
+                "[capture]\nbytes_max = 4096\n[stores]\nreplicas_max = 3\n",
+                vec!["[stores]", "[capture]"],
+            ),
+        ] {
+            assert_eq!(Config::parse(text).unwrap().unused_by_serve(), unused, "{text}");
+        }
     }
 
     #[test]

@@ -6,9 +6,9 @@
 mod command;
 
 use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use gateway::{ApiKey, KeyHash, KeyRing, RateLimits};
@@ -16,6 +16,8 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use shared::{Priority, TenantId};
 use tempfile::NamedTempFile;
+
+use crate::file_watch::FileWatch;
 
 pub(crate) use command::{KeysCommand, run};
 
@@ -129,12 +131,27 @@ impl KeyFile {
                 b"# API keys of kvasir; changed by `kvasir keys`. Secrets are not in here.\n",
             )?;
             file.write_all(text.as_bytes())?;
+            keep_owner(file.as_file(), path)?;
             file.as_file().sync_all()?;
             file.persist(path)?;
             File::open(folder)?.sync_all()
         };
         write().with_context(|| format!("{shown} cannot be written"))
     }
+}
+
+/// Gives a file that takes another one's place its owner, so that whoever serves with it can still read it.
+fn keep_owner(file: &File, path: &Path) -> io::Result<()> {
+    let Ok(old) = fs::metadata(path) else { return Ok(()) };
+    let new = file.metadata()?;
+    if (new.uid(), new.gid()) == (old.uid(), old.gid()) {
+        return Ok(());
+    }
+    fchown(file, Some(old.uid()), Some(old.gid())).map_err(|error| {
+        let advice =
+            format!("its owner cannot be kept ({error}); run this as the user it belongs to");
+        io::Error::new(error.kind(), advice)
+    })
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -159,21 +176,9 @@ fn change<T>(
     Ok(changed)
 }
 
-/// When and as what a file was last changed: content, permissions or name.
-pub(crate) type Stamp = (i64, i64, u64, u64);
-
-/// None when there is no such file.
-pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
-    let found = fs::metadata(path).ok()?;
-    Some((found.ctime(), found.ctime_nsec(), found.ino(), found.len()))
-}
-
 /// Looks after a file while a server runs.
 #[derive(Debug)]
-pub(crate) struct KeyWatch {
-    path: PathBuf,
-    seen: Option<Stamp>,
-}
+pub(crate) struct KeyWatch(FileWatch);
 
 impl KeyWatch {
     /// Reads the file for the first time. Blocks on it.
@@ -181,19 +186,14 @@ impl KeyWatch {
     /// # Errors
     /// When it cannot be used; the text says what to do.
     pub(crate) fn open(path: &Path) -> anyhow::Result<(Self, KeyRing)> {
-        let seen = stamp(path);
+        let watch = FileWatch::new(&[path]);
         let ring = KeyFile::read(path)?.ring().with_context(|| format!("{}", path.display()))?;
-        Ok((Self { path: path.to_path_buf(), seen }, ring))
+        Ok((Self(watch), ring))
     }
 
-    /// The keys, if the file changed since the last look. A fault is told once per change. Blocks on the file.
+    /// The keys, if the file changed since they were last taken. A fault is told once per change. Blocks on the file.
     pub(crate) fn look(&mut self) -> Option<anyhow::Result<KeyRing>> {
-        let now = stamp(&self.path);
-        if now == self.seen {
-            return None;
-        }
-        self.seen = now;
-        Some(KeyFile::read(&self.path).and_then(|file| file.ring()))
+        self.0.look(|paths| KeyFile::read(&paths[0]).and_then(|file| file.ring()))
     }
 }
 

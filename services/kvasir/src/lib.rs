@@ -12,6 +12,7 @@
 pub mod cli;
 pub mod console;
 
+mod file_watch;
 mod keys;
 mod public;
 mod serve;

@@ -18,6 +18,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -212,7 +213,12 @@ struct Host {
 
 impl Host {
     async fn connection(self, socket: TcpStream, from: SocketAddr, tls: Option<TlsAcceptor>) {
-        if let Err(error) = socket.set_nodelay(true) {
+        // Without the second one a client that reads no more would keep its connection, and what waits to be sent, for ever.
+        let write_wait = Duration::from_millis(self.config.write_wait_ms_max);
+        let prepared = socket
+            .set_nodelay(true)
+            .and_then(|()| SockRef::from(&socket).set_tcp_user_timeout(Some(write_wait)));
+        if let Err(error) = prepared {
             tracing::debug!(%from, %error, "a client left before it was heard");
             return;
         }

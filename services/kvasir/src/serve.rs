@@ -48,6 +48,11 @@ pub(crate) async fn run(
     console: &mut Console,
 ) -> anyhow::Result<()> {
     let config = settings(args)?;
+    for table in config.unused_by_serve() {
+        console.progress(&format!(
+            "{table} has no effect here: it is for clusters (kvasir up, or a process per role)"
+        ));
+    }
     let mut stop = StopSignals::new()?;
     let sender = Sender { name: "serve".to_owned(), role: "serve", worker: None };
     let telemetry = Telemetry::start(&config.telemetry, &sender, tap, Arc::clone(&clock))?;

@@ -29,7 +29,7 @@ pub(crate) enum TraceCommand {
 /// Options of `kvasir trace capture`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CaptureArgs {
-    /// Admin listener of the router, for example http://127.0.0.1:8001.
+    /// Admin listener of a router of a cluster (`member.admin` in its file), for example http://127.0.0.1:9301.
     #[arg(long)]
     admin: String,
     /// The file to write; it must not be there yet.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use shared::Timestamp;
 
-use crate::random::Random;
 use crate::settings::{Settings, seconds, size};
+use shared::Random;
 
 /// Where a member is in its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

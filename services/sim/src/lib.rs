@@ -18,7 +18,6 @@ mod fault;
 mod measure;
 mod memory;
 mod plan;
-mod random;
 mod report;
 mod settings;
 mod store;

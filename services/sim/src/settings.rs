@@ -55,7 +55,7 @@ pub struct Preset {
 pub const PRESETS: [Preset; 2] = [
     Preset {
         name: "aggregated-8",
-        about: "eight decode workers without prefill workers, as in peers-routing 3e. Its speeds are assumed, not measured: \
+        about: "eight decode workers without prefill workers, the fleet of benches/results/2026-11-30-sim.md. Its speeds are assumed, not measured: \
                 chosen so that TTFT without an index (index-entries = 1) at speed 1 is that of round robin in that table. \
                 Requests come as tokens, as there: no time is taken to make these",
         values: &[

@@ -5,21 +5,21 @@ use shared::Timestamp;
 
 use crate::{Chain, Checking, Fault, Format, Report, Request, Settings, Trace, simulate};
 
-use crate::random::Random;
+use shared::Random;
 
 /// Few requests with short prompts that share prefixes.
 fn small(seed: u64, count: usize) -> Trace {
     let mut random = Random::new(seed);
     let mut at = 0;
     let requests = (0..count).map(|_| {
-        at += random.next() % 400_000_000;
-        let group = random.next() % 4;
-        let prompt_tokens = 1 + u32::try_from(random.next() % 2_400).unwrap();
+        at += random.word() % 400_000_000;
+        let group = random.word() % 4;
+        let prompt_tokens = 1 + u32::try_from(random.word() % 2_400).unwrap();
         let ids = (0..u64::from(prompt_tokens / 128)).map(|block| group << 32 | block);
         Request {
             at: Timestamp(at),
             prompt_tokens,
-            answer_tokens: 1 + u32::try_from(random.next() % 400).unwrap(),
+            answer_tokens: 1 + u32::try_from(random.word() % 400).unwrap(),
             chain: Chain::Ids { ids: ids.collect(), blocks_per_id: 1 },
         }
     });
@@ -34,7 +34,7 @@ fn run(trace: &Trace, settings: &Settings, faults: &[&str]) -> Report {
 /// A fleet drawn by the seed: small pools, short queues, few rows per step.
 fn fleet(seed: u64) -> Settings {
     let mut random = Random::new(seed ^ 0x66_6c65_6574);
-    let mut between = |least: u64, most: u64| least + random.next() % (most - least + 1);
+    let mut between = |least: u64, most: u64| least + random.word() % (most - least + 1);
     Settings {
         seed,
         prefill: between(0, 2),

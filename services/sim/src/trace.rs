@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use shared::{BLOCK_TOKENS, BlockName, Timestamp};
 
-use crate::random::{Random, mix};
 use crate::settings::{GEOMETRY, Settings, ms, size, wide};
+use shared::random::{Random, mix};
 
 pub use capture::{CaptureLine, capture_header};
 
@@ -44,7 +44,7 @@ pub enum Format {
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file cannot be read.
-    #[error("{} cannot be read: {source}", file.display())]
+    #[error("{} cannot be read: {source}; give the path of a trace", file.display())]
     File {
         /// The file.
         file: PathBuf,

@@ -4,28 +4,28 @@
 use decode::DecodeConfig;
 use engine::{Arithmetic, Engine};
 use prefill::PrefillConfig;
-use shared::{DecodeEvent, DecodeRequest, Lineage, Sampling, TokenId};
+use shared::{DecodeEvent, DecodeRequest, Lineage, Random, Sampling, TokenId};
 
 use super::cluster::{Cluster, Engines, Sizes, request};
 use super::cold::SAMPLED;
 use super::lane::Alone;
-use super::models::{Draws, Model, noise};
+use super::models::{Model, noise};
 
 /// Prompts of all lengths; every third begins like the one before.
 fn requests(engine: &Engine, seed: u64) -> Vec<DecodeRequest> {
-    let mut draws = Draws::new(seed);
+    let mut draws = Random::new(seed);
     let mut before = Vec::new();
     let mut requests = Vec::new();
     for number in 0..14 {
         let length = usize::try_from(draws.between(1, 700)).unwrap();
-        let mut prompt = noise(engine, draws.next(), length);
+        let mut prompt = noise(engine, draws.word(), length);
         if number % 3 == 2 {
             let common = length.min(before.len()) / 2;
             prompt[..common].copy_from_slice(&before[..common]);
         }
         before.clone_from(&prompt);
         let asked = request(1, Lineage::Exact, &prompt, draws.between(1, 400));
-        let sampling = if draws.chance(30) { Sampling::GREEDY } else { SAMPLED };
+        let sampling = if draws.happens(0.3) { Sampling::GREEDY } else { SAMPLED };
         let prefill = asked.prefill.filter(|_| number % 5 != 4);
         requests.push(DecodeRequest { sampling, prefill, ..asked });
     }

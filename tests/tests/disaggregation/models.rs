@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 
 use engine::{Arithmetic, Checkpoint, Engine, EngineOptions, Part};
-use shared::TokenId;
+use shared::{Random, TokenId};
 use tokenizers::Tokenizer;
 
 use crate::repository::root;
@@ -57,34 +57,6 @@ pub(crate) fn text(tokens: usize) -> Vec<TokenId> {
 /// Token ids that look like nothing, the same for the same seed, below the control tokens of every checkpoint.
 pub(crate) fn noise(engine: &Engine, seed: u64, tokens: usize) -> Vec<TokenId> {
     let last = ORDINARY_IDS.end.min(u32::try_from(engine.config().vocab).unwrap() - 60);
-    let mut draws = Draws::new(seed);
+    let mut draws = Random::new(seed);
     (0..tokens).map(|_| TokenId(draws.between(ORDINARY_IDS.start, last - 1))).collect()
-}
-
-/// SplitMix64: the same seed gives the same numbers everywhere.
-pub(crate) struct Draws(u64);
-
-impl Draws {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        word ^ (word >> 31)
-    }
-
-    /// A number in `low..=high`.
-    pub(crate) fn between(&mut self, low: u32, high: u32) -> u32 {
-        assert!(low <= high);
-        let drawn = self.next() % (u64::from(high - low) + 1);
-        low + u32::try_from(drawn).expect("below a span of 32 bits")
-    }
-
-    /// True in `percent` of 100 draws.
-    pub(crate) fn chance(&mut self, percent: u32) -> bool {
-        self.between(1, 100) <= percent
-    }
 }

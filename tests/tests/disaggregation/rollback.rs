@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use engine::{Arithmetic, Engine, Part};
-use shared::TokenId;
+use shared::{Random, TokenId};
 
 use super::lane::{Lane, bits};
-use super::models::{Draws, Model, noise};
+use super::models::{Model, noise};
 
 /// B: the most tokens a sequence is rolled back by.
 const ROLLBACK: u32 = 12;
@@ -98,7 +98,7 @@ fn many_guesses_in_a_row_leave_no_trace() {
         let mut expected = Lane::new(&engine, &ids, 412);
         expected.floors.decoder = floor;
         let expected_logits = bits(&expected.run_to(400));
-        let mut draws = Draws::new(9);
+        let mut draws = Random::new(9);
         let mut lane = Lane::new(&engine, &ids[..100], 412);
         lane.floors.decoder = floor;
         let mut logits = bits(&lane.run_to(100));
@@ -107,7 +107,7 @@ fn many_guesses_in_a_row_leave_no_trace() {
             // A verify step: a token that is known to be right, guesses that are right up to some point, the rest wrong.
             let right = usize::try_from(draws.between(1, 6)).unwrap().min(400 - accepted);
             let wrong = usize::try_from(draws.between(0, 6)).unwrap();
-            let drawn = noise(&engine, draws.next(), wrong);
+            let drawn = noise(&engine, draws.word(), wrong);
             ids[accepted..accepted + right]
                 .iter()
                 .chain(&drawn)

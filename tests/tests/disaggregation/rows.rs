@@ -2,10 +2,10 @@
 //! not on whether the engine is whole. On the golden model with windows shorter than a block, in both arithmetics.
 
 use engine::{Arithmetic, Engine, KvSlab, Part, Segment, Sequence};
-use shared::{BLOCK_TOKENS, SlotIndex, TokenId};
+use shared::{BLOCK_TOKENS, Random, SlotIndex, TokenId};
 
 use super::lane::{Lane, bits, bytes};
-use super::models::{Draws, Model, noise};
+use super::models::{Model, noise};
 
 const ARITHMETICS: [Arithmetic; 2] = [Arithmetic::Exact, Arithmetic::Fast];
 /// Two blocks and a bit, past three turns of a ring of 84.
@@ -73,7 +73,7 @@ fn any_chunking_gives_the_same_bytes_and_logits() {
                     .collect();
             ways.extend([vec![1, 128, 129, 256], vec![127, 255, 257], vec![299], vec![1]]);
             for seed in 0..4 {
-                let mut draws = Draws::new(seed);
+                let mut draws = Random::new(seed);
                 let mut cut = 0;
                 let next = || {
                     cut += draws.between(1, 60);
@@ -133,7 +133,7 @@ impl<'a> Shared<'a> {
     }
 
     /// One call with some rows of each sequence that has any left. Says whether there were any.
-    fn step(&mut self, draws: &mut Draws) -> bool {
+    fn step(&mut self, draws: &mut Random) -> bool {
         let rows: Vec<_> = self
             .sequences
             .iter()
@@ -141,7 +141,7 @@ impl<'a> Shared<'a> {
             .map(|(sequence, plan)| {
                 let next = sequence.processed();
                 let left = u32::try_from(sequence.ids().len()).unwrap() - next;
-                let most = if draws.chance(50) { 1 } else { 90 };
+                let most = if draws.happens(0.5) { 1 } else { 90 };
                 plan.plans(next..next + draws.between(0, most).min(left))
             })
             .collect();
@@ -177,7 +177,7 @@ fn any_batch_gives_the_same_bytes_and_logits() {
             })
             .collect();
         for seed in 0..4 {
-            let mut draws = Draws::new(seed);
+            let mut draws = Random::new(seed);
             let mut shared = Shared::new(engine, &prompts);
             while shared.step(&mut draws) {}
             for (number, expected) in expected.iter().enumerate() {

@@ -23,6 +23,8 @@ mod hand;
 #[cfg(test)]
 mod hosts;
 #[cfg(test)]
+mod logprobs;
+#[cfg(test)]
 mod members;
 #[cfg(test)]
 mod replicas;

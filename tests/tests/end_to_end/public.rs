@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
@@ -95,4 +95,53 @@ fn tls_is_spoken_with_the_given_certificate() {
     // Whether it ends with an alert or a reset, it is no answer.
     let _how_it_ended = clear.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP"), "not in the clear");
+}
+
+#[test]
+fn a_client_that_does_not_read_its_answer_is_cut_off() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let config = folder.path().join("kvasir.toml");
+    fs::write(&config, "[http]\nwrite_wait_ms_max = 1000\n").expect("written");
+    let script = root().join("tests/sdk/script.json");
+    let [config, script] = [&config, &script].map(|path| path.to_str().expect("a plain name"));
+    let server = Server::start(&["--config", config, "--scripted", script]);
+    // The answer is larger than what the sockets of both ends take.
+    let client = "import json, socket, sys, urllib.request\n\
+                  base = 'http://127.0.0.1:' + sys.argv[1]\n\
+                  def ask(path, body):\n\
+                  \x20   body = json.dumps(body, separators=(',', ':')).encode()\n\
+                  \x20   head = {'content-type': 'application/json'}\n\
+                  \x20   return urllib.request.Request(base + path, body, head), body\n\
+                  some = ask('/tokenize', {'model': sys.argv[2], 'prompt': 'The teacher remembers the garden'})[0]\n\
+                  some = json.load(urllib.request.urlopen(some))['tokens']\n\
+                  body = ask('/detokenize', {'model': sys.argv[2], 'tokens': some * (1500000 // len(some))})[1]\n\
+                  s = socket.socket()\n\
+                  s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)\n\
+                  s.connect(('127.0.0.1', int(sys.argv[1])))\n\
+                  s.sendall(b'POST /detokenize HTTP/1.1\\r\\nhost: a\\r\\ncontent-type: application/json\\r\\n'\n\
+                  \x20   b'content-length: %d\\r\\n\\r\\n' % len(body) + body)\n\
+                  print('asked', flush=True)\n\
+                  sys.stdin.read()\n";
+    let port = server.clients.port().to_string();
+    let mut child = Command::new("python3")
+        .args(["-c", client, &port, "seedling"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("python3 can be started");
+    let mut said = [0; 6];
+    child.stdout.as_mut().expect("piped").read_exact(&mut said).expect("the client asked");
+    assert_eq!(&said, b"asked\n");
+    let is_open = || {
+        let figures = try_request(server.admin, "GET", "/metrics", "").expect("figures").body;
+        !figures.lines().any(|line| line == "kvasir_http_connections 0")
+    };
+    let mut looks = 0;
+    while is_open() {
+        looks += 1;
+        assert!(looks < LOOKS, "the connection was never closed");
+        sleep(LOOK_WAIT);
+    }
+    drop(child.stdin.take());
+    child.wait().expect("the client ends");
 }

@@ -34,12 +34,12 @@ struct Guarded {
     _folder: TempDir,
 }
 
-fn checks() -> PathBuf {
+pub(super) fn checks() -> PathBuf {
     root().join("tests/sdk")
 }
 
 /// Where `need_sdks` of deploy/common.sh put the libraries: beside the binary's folder.
-fn libraries() -> PathBuf {
+pub(super) fn libraries() -> PathBuf {
     let release = binary().parent().map(Path::to_path_buf).expect("the binary lies in a folder");
     let found = release.with_file_name("sdks");
     assert!(

@@ -3,17 +3,19 @@
 use std::sync::Arc;
 
 use engine::{GrammarCompiler, GrammarLimits, GrammarVocabulary, Guide};
-use gateway::constraint::{AnswerFormat, Beginning, CallRules, CallableTool, Markers, constrain};
+use gateway::constraint::{
+    AnswerFormat, Beginning, CallRules, CallableTool, InputLanguage, Markers, constrain,
+};
 use serde_json::{Value, json};
 use shared::TokenId;
 
 /// Tokens are bytes; these two are not. Cases write them as `§` and `¶`.
 const SENTINEL: TokenId = TokenId(256);
 const REASONING_END: TokenId = TokenId(257);
-const END: TokenId = TokenId(258);
+pub(super) const END: TokenId = TokenId(258);
 const MARKERS: Markers = Markers { reasoning_end: REASONING_END, sentinel: SENTINEL };
 
-fn compiler() -> GrammarCompiler {
+pub(super) fn compiler() -> GrammarCompiler {
     let mut next = 0x100_u32;
     let mut vocab = serde_json::Map::new();
     for byte in 0..=u8::MAX {
@@ -102,7 +104,101 @@ fn weather() -> Value {
 }
 
 fn tool<'a>(name: &'a str, parameters: &'a Value, strict: bool) -> CallableTool<'a> {
-    CallableTool { name, parameters, strict }
+    CallableTool { name, parameters, strict, input: None }
+}
+
+#[test]
+fn the_input_of_a_custom_tool_follows_its_regular_expression() {
+    let compiler = compiler();
+    let parameters = json!({"type": "object"});
+    let call = |input: &str| {
+        format!(
+            "\n\n<§ calls>\n<§ invoke name=\"run\">\n<§ parameter name=\"input\" string=\"true\">{input}</§ parameter>\n{END_OF_CALL}"
+        )
+    };
+    let rules = |input| CallRules {
+        tools: vec![CallableTool {
+            input: Some(InputLanguage::Regex(input)),
+            ..tool("run", &parameters, true)
+        }],
+        required: true,
+        single: true,
+    };
+    let cases: [(&str, &[&str], &[&str]); 6] = [
+        ("[a-z]+", &["abc"], &["", "ABC", "ab1", "a</b"]),
+        ("a/b\\/c", &["a/b/c"], &["ab/c", "a\\/b/c"]),
+        ("(.|\\n)*", &["", "x </b>\n</ y", "<"], &[]),
+        ("(?i)select .* from [a-z]+", &["SELECT * FROM t"], &["select", "drop t"]),
+        ("x\ny", &["x\ny"], &["xy", "x y"]),
+        ("\\d+|start: <\\[1\\]>", &["12", "start: <[1]>"], &["a"]),
+    ];
+    for (expression, members, others) in cases {
+        let [members, others] = [members, others]
+            .map(|list| list.iter().map(|input| call(input)).collect::<Vec<String>>());
+        let [members, others] =
+            [&members, &others].map(|list| list.iter().map(String::as_str).collect::<Vec<&str>>());
+        check(
+            &compiler,
+            &Case {
+                name: expression,
+                format: AnswerFormat::Free,
+                rules: rules(expression),
+                beginning: Beginning::Answer,
+                members: &members,
+                others: &others,
+            },
+        );
+    }
+    for malformed in ["a(", "a)", "[a", "*", "a{2", "(?<x"] {
+        let rules = rules(malformed);
+        let made = constrain(AnswerFormat::Free, Some(&rules), Beginning::Answer, MARKERS);
+        let grammar = made.expect("it is small").expect("something is fixed").grammar;
+        assert!(compiler.compile(&grammar).is_err(), "{malformed} is refused");
+    }
+}
+
+/// Patches in lines, as agents have them written.
+const PATCH: &str = "start: begin hunk+ end\nbegin: \"*** Begin Patch\" LF\nend: \"*** End Patch\" LF?\nhunk: add | update\nadd: \"*** Add File: \" name LF line+\nupdate: \"*** Update File: \" name LF change?\nname: /(.+)/\nline: \"+\" /(.*)/ LF -> line\nchange: (context | edit)+ eof?\ncontext: (\"@@\" | \"@@ \" /(.+)/) LF\nedit: (\"+\" | \"-\" | \" \") /(.*)/ LF\neof: \"*** End of File\" LF\n%import common.LF\n";
+
+#[test]
+fn the_input_of_a_custom_tool_follows_a_lark_grammar_that_ends_where_the_call_does() {
+    let compiler = compiler();
+    let parameters = json!({"type": "object"});
+    let call = |input: &str| {
+        format!(
+            "\n\n<§ calls>\n<§ invoke name=\"run\">\n<§ parameter name=\"input\" string=\"true\">{input}</§ parameter>\n{END_OF_CALL}"
+        )
+    };
+    let patches = [
+        "*** Begin Patch\n*** Add File: a </b>\n+x </ y\n+\n*** End Patch",
+        "*** Begin Patch\n*** Update File: a\n@@ fn\n-x\n+y\n *** End of File\n*** End Patch\n",
+    ];
+    let others = [
+        "",
+        "*** Begin Patch\n*** End Patch",
+        "*** Begin Patch\n*** Add File: a\nx\n*** End Patch",
+        "hello",
+    ];
+    let anything = ["", "hello </b>\n</"];
+    let cases: [(&str, &[&str], &[&str]); 2] =
+        [(PATCH, &patches, &others), ("start: /(.*)/", &anything, &[])];
+    for (grammar, members, others) in cases {
+        let calls = |list: &[&str]| list.iter().map(|input| call(input)).collect::<Vec<String>>();
+        let (members, others) = (calls(members), calls(others));
+        let tool = CallableTool {
+            input: Some(InputLanguage::Lark(grammar)),
+            ..tool("run", &parameters, true)
+        };
+        let case = Case {
+            name: grammar,
+            format: AnswerFormat::Free,
+            rules: CallRules { tools: vec![tool], required: true, single: true },
+            beginning: Beginning::Answer,
+            members: &members.iter().map(String::as_str).collect::<Vec<&str>>(),
+            others: &others.iter().map(String::as_str).collect::<Vec<&str>>(),
+        };
+        check(&compiler, &case);
+    }
 }
 
 const CITY: &str = "<§ parameter name=\"city\" string=\"true\">";

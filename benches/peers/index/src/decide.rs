@@ -11,22 +11,32 @@ use shared::{
 
 use crate::indexes::{names, rank};
 use crate::micros;
-use crate::trace::each_request;
+use crate::trace::{each_request, mix};
 
 /// Requests that run at a time for each worker.
 const RUNNING: usize = 4;
 
-/// Half of the workers prefill, half decode.
-pub fn run(trace: &str) -> Result<()> {
+/// In which order workers tell of a request's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// That of the chain, as they seal them.
+    Chain,
+    /// That of their names, as they did before.
+    Names,
+}
+
+/// Half of the workers prefill, half decode. The last column is a hash over all placements and their reasons: equal for equal
+/// decisions.
+pub fn run(trace: &str, order: Order, fleets: &[u32]) -> Result<()> {
     println!(
-        "| workers | decisions | until it is told: p50 / p90 / p99 / p99.9 us | with what is booked behind it |"
+        "| workers | decisions | until it is told: p50 / p90 / p99 / p99.9 us | with what is booked behind it | checksum |"
     );
-    println!("|---|---|---|---|");
-    for workers in [8, 64, 512] {
-        let times = decisions(trace, workers)?;
+    println!("|---|---|---|---|---|");
+    for &workers in fleets {
+        let (times, checksum) = decisions(trace, workers, order)?;
         let told = figures(times.iter().map(|time| time.told).collect());
         let whole = figures(times.iter().map(|time| time.whole).collect());
-        println!("| {workers} | {} | {told} | {whole} |", times.len());
+        println!("| {workers} | {} | {told} | {whole} | {checksum:016x} |", times.len());
     }
     Ok(())
 }
@@ -45,7 +55,7 @@ struct Taken {
     whole: Duration,
 }
 
-fn decisions(trace: &str, workers: u32) -> Result<Vec<Taken>> {
+fn decisions(trace: &str, workers: u32, order: Order) -> Result<(Vec<Taken>, u64)> {
     let geometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 20 };
     let mut config = RouterConfig::with_defaults(geometry);
     config.workers_max = 1_024;
@@ -60,7 +70,7 @@ fn decisions(trace: &str, workers: u32) -> Result<Vec<Taken>> {
     each_request(trace, |blocks| requests.push(names(blocks)))?;
     let mut sequences = vec![0_u64; usize::try_from(workers)?];
     let mut running = std::collections::VecDeque::new();
-    let mut times = Vec::new();
+    let (mut times, mut checksum) = (Vec::new(), 0);
     for (number, names) in (0_u64..).zip(requests) {
         let now = Timestamp(number * 20_000_000);
         let request = PlaceRequest {
@@ -81,7 +91,11 @@ fn decisions(trace: &str, workers: u32) -> Result<Vec<Taken>> {
         router.tick(now);
         times.push(Taken { told, whole: start.elapsed() });
         let placed = actions.iter().find_map(|action| match action {
-            Action::Place { placement, .. } => Some((placement.decode, placement.prefill)),
+            Action::Place { placement, .. } => {
+                let of = |checksum, &byte: &u8| mix(checksum ^ u64::from(byte));
+                checksum = placement.reason.as_bytes().iter().fold(checksum, of);
+                Some((placement.decode, placement.prefill))
+            }
             _ => None,
         });
         ensure!(placed.is_some(), "request {number} was not placed: {actions:?}");
@@ -91,24 +105,26 @@ fn decisions(trace: &str, workers: u32) -> Result<Vec<Taken>> {
             router.finished(id, now);
             let Some((decode, prefill)) = placed else { continue };
             for worker in [Some(decode), prefill].into_iter().flatten() {
-                tell(&mut router, worker, &names, (&mut sequences, now));
+                tell(&mut router, worker, &names, (&mut sequences, order, now));
             }
         }
     }
-    Ok(times)
+    Ok((times, checksum))
 }
 
 fn tell(
     router: &mut Router,
     worker: WorkerRank,
     names: &[shared::BlockName],
-    (sequences, now): (&mut [u64], Timestamp),
+    (sequences, order, now): (&mut [u64], Order, Timestamp),
 ) {
     let next = &mut sequences[usize::try_from(worker.worker.0).expect("small")];
     let sequence = *next;
     *next += 1;
     let mut names = names.to_vec();
-    names.sort_unstable();
+    if order == Order::Names {
+        names.sort_unstable();
+    }
     let change = CacheChange::Stored { tier: Tier::Device, names };
     let event = CacheEvent { worker, incarnation: 1, sequence, change };
     router.worker_event(&WorkerEvent::Cache(event), now);

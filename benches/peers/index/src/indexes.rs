@@ -17,6 +17,8 @@ pub trait Index {
     fn event(&mut self, event: &Event) -> Self::Event;
     fn request(blocks: &[Block]) -> Self::Request;
     fn apply(&mut self, event: &Self::Event);
+    /// Waits until what was applied counts.
+    fn settle(&mut self) {}
     /// The sum of all workers' overlaps with the request.
     fn overlaps(&self, request: &Self::Request) -> u64;
 }

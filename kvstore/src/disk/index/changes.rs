@@ -142,6 +142,7 @@ fn edge_of(range: usize, rest: u8) -> BlockName {
 
 #[cfg(test)]
 mod tests {
+    use shared::Random;
     use std::collections::BTreeSet;
 
     use shared::{BlockName, CacheChange, RangeSet, TenantTag, Tier};
@@ -150,7 +151,7 @@ mod tests {
     use crate::disk::catalog::{
         Catalog, CatalogConfig, Entry, Record, SegmentContents, SegmentState,
     };
-    use crate::testing::{Follower, Generator, name};
+    use crate::testing::{Follower, name};
 
     const NAMES: u64 = 70_000;
 
@@ -223,7 +224,7 @@ mod tests {
 
     /// A record under a name that is spread like a real one.
     fn spread(number: u64) -> Record {
-        let name = BlockName((u128::from(Generator(number).next()) << 64).to_be_bytes());
+        let name = BlockName((u128::from(Random::new(number).word()) << 64).to_be_bytes());
         Record { name, ..record(number) }
     }
 
@@ -233,16 +234,16 @@ mod tests {
         let (_folder, catalog) = catalog((0..count).map(spread).collect());
         let (mut changes, mut follower) = (Changes::new(), Follower::default());
         let mut held: BTreeSet<BlockName> = (0..count).map(|number| spread(number).name).collect();
-        let mut generator = Generator(5);
+        let mut generator = Random::new(5);
         for step in 0..12 {
             if step % 3 == 1 {
-                let words = [0; 4].map(|_: u64| generator.next() & generator.next());
+                let words = [0; 4].map(|_: u64| generator.word() & generator.word());
                 let ranges = RangeSet::from_words(words);
                 changes.tell_again(ranges);
                 follower.follow(vec![CacheChange::RangesCleared(ranges)]);
             }
             for _ in 0..500 {
-                let record = spread(generator.next() % count);
+                let record = spread(generator.word() % count);
                 if held.remove(&record.name) {
                     assert!(catalog.forget(record.name, &record.entry).unwrap());
                     changes.removed(record.name);

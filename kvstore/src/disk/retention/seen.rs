@@ -7,6 +7,7 @@
 use std::mem;
 
 use shared::BlockName;
+use shared::random::finalise;
 
 /// Bits per name of a full generation. With four probes 2.4 % of unknown names are found in it.
 const BITS_PER_NAME: u64 = 8;
@@ -61,21 +62,14 @@ fn has(words: &[u64], name: BlockName) -> bool {
 fn probes(words: usize, name: BlockName) -> impl Iterator<Item = (usize, u64)> {
     let (halves, _) = name.0.as_chunks::<8>();
     // Names are hashes, but tests count them; so they are mixed once more.
-    let [first, second] = [halves[0], halves[1]].map(|half| mixed(u64::from_le_bytes(half)));
-    let step = mixed(first ^ second.rotate_left(32)) | 1;
+    let [first, second] = [halves[0], halves[1]].map(|half| finalise(u64::from_le_bytes(half)));
+    let step = finalise(first ^ second.rotate_left(32)) | 1;
     let mask = u64::try_from(words).expect("usize has at most 64 bits") * WORD_BITS - 1;
     (0..PROBES).map(move |probe| {
         let bit = first.wrapping_add(second).wrapping_add(probe.wrapping_mul(step)) & mask;
         let word = usize::try_from(bit / WORD_BITS).expect("it is below the number of words");
         (word, 1 << (bit % WORD_BITS))
     })
-}
-
-/// The last step of SplitMix64: every bit of the result depends on every bit of the value.
-fn mixed(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 #[cfg(test)]

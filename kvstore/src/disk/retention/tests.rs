@@ -7,13 +7,13 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 use std::time::Duration;
 
-use shared::{BlockName, TenantTag, Timestamp};
+use shared::{BlockName, Random, TenantTag, Timestamp};
 
 use super::{Limits, Retention, Reuse, blocks_per_segment};
 use crate::disk::catalog::Entry;
 use crate::disk::format::{PAGE, record_bytes, seal_bytes};
 use crate::disk::queue::{Candidate, Queue, QueueBounds, Refused};
-use crate::testing::{Generator, name};
+use crate::testing::name;
 
 const HOUR: u64 = 3_600;
 const DAY: u64 = 24 * HOUR;
@@ -42,7 +42,7 @@ fn a_full_segment_is_paid_for() {
 #[test]
 fn no_retention_ever_takes_more_than_the_usable_bytes() {
     for seed in 0..20 {
-        let mut generator = Generator(seed);
+        let mut generator = Random::new(seed);
         let retention_s = [10, 1_000, 72 * HOUR][generator.below(3)];
         let limits = Limits::new(32 << 20, 1 << 20, FLASH, retention_s).unwrap();
         let mut retention = Retention::new(limits);
@@ -271,19 +271,19 @@ impl Disk {
 }
 
 /// Exponential with this mean, and log-normal with this median and shape.
-fn exponential(generator: &mut Generator, mean: f64) -> f64 {
+fn exponential(generator: &mut Random, mean: f64) -> f64 {
     -mean * unit(generator).ln()
 }
 
-fn log_normal(generator: &mut Generator, median: f64, shape: f64) -> f64 {
+fn log_normal(generator: &mut Random, median: f64, shape: f64) -> f64 {
     let (radius, angle) = (unit(generator), unit(generator));
     let normal = (-2.0 * radius.ln()).sqrt() * (TAU * angle).cos();
     median * (shape * normal).exp()
 }
 
 /// Above 0, at most 1.
-fn unit(generator: &mut Generator) -> f64 {
-    let bits = u32::try_from(generator.next() >> 32).unwrap();
+fn unit(generator: &mut Random) -> f64 {
+    let bits = u32::try_from(generator.word() >> 32).unwrap();
     (f64::from(bits) + 1.0) / 4_294_967_296.0
 }
 
@@ -296,7 +296,7 @@ fn whole(value: f64) -> u64 {
 /// at most 256; three of four turns are followed by another one, after a log-normal time of one hour in the median with
 /// shape 2 (one in six after more than seven hours, one in seventy after more than 72).
 fn month(seed: u64, mean_s: f64, restarts: bool) -> Outcome {
-    let mut generator = Generator(seed);
+    let mut generator = Random::new(seed);
     let mut disk = Disk::new(1 << 30);
     let mut conversations: Vec<Vec<BlockName>> = Vec::new();
     let mut turns: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();

@@ -56,12 +56,8 @@ impl Exclusive {
     /// [`SurveyError::Locked`] while a store runs on it; others when it cannot be listed or locked.
     pub fn lock(folder: &Path) -> Result<Self, SurveyError> {
         // First, so that no lock file is made where there is no store.
-        let survey = Survey::open(folder)?;
+        drop(Survey::open(folder)?);
         let path = folder.join(LOCK_FILE);
-        if survey.numbers.is_empty() && !path.exists() {
-            let source = io::Error::new(io::ErrorKind::NotFound, "no segments in it");
-            return Err(SurveyError::Folder { folder: folder.to_owned(), source });
-        }
         let lock = lock(folder).map_err(|error| match error {
             DiskError::Locked { .. } => SurveyError::Locked { lock: path.clone() },
             DiskError::File { what, path, source } => SurveyError::File { what, path, source },

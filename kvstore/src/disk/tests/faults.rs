@@ -1,5 +1,6 @@
 //! Errors of the drive, kills, and many threads at once.
 
+use shared::Random;
 use std::collections::BTreeSet;
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use super::{FLUSH, Folder, Rig, SEGMENT_RECORDS, config, damage, file, put, store};
 use crate::disk::DiskConfig;
-use crate::testing::{Generator, name};
+use crate::testing::name;
 
 #[test]
 fn an_error_suspends_writing_and_leaves_reading() {
@@ -91,7 +92,7 @@ fn many_threads_write_read_and_evict_at_once() {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut generator = Generator(1);
+            let mut generator = Random::new(1);
             for round in 0..400 {
                 let number = u64::try_from(generator.below(60)).unwrap();
                 rig.tier.store(put(store(&rig.pool, number)), 16);

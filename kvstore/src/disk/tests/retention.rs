@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared::ManualClock;
+use shared::{ManualClock, Random};
 
 use super::{
     FLUSH, Folder, Rig, SEGMENT_RECORDS, config, file, files, put, removed, store, stored,
 };
 use crate::disk::DiskConfig;
-use crate::testing::{Generator, name};
+use crate::testing::name;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -85,7 +85,7 @@ fn an_overloaded_disk_keeps_what_it_admitted_and_drops_the_rest() {
     let mut rig = Rig::at(&config, Arc::clone(&clock));
     let mut admitted = VecDeque::new();
     let (mut refused, mut expired) = (0, 0);
-    let mut generator = Generator(11);
+    let mut generator = Random::new(11);
     for minute in 0..130_u64 {
         let numbers = minute * 20..minute * 20 + 20;
         numbers.clone().for_each(|number| rig.queue(number));

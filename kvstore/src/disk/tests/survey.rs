@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use shared::{ManualClock, Numerics, TenantTag};
+use shared::{ManualClock, Numerics, Random, TenantTag};
 
 use super::{Folder, Rig, SEGMENT_RECORDS, config, file, files, flip, put, wiring};
 use crate::disk::append::Appender;
@@ -22,7 +22,7 @@ use crate::disk::survey::{
     SegmentState, Survey, SurveyError, Usage, Watcher, fsck, segment_number,
 };
 use crate::disk::{DiskConfig, DiskTier, DiskWiring};
-use crate::testing::{Generator, name, payload};
+use crate::testing::{name, payload};
 
 /// Keeps what is found.
 #[derive(Default)]
@@ -110,9 +110,11 @@ fn a_store_that_was_stopped_is_whole() {
 #[test]
 fn folders_without_a_store_are_told_apart() {
     let folder = Folder::new();
-    assert_eq!(check(&folder), (Checked::default(), vec![]));
-    let refused = Exclusive::lock(folder.path()).unwrap_err();
-    assert!(refused.to_string().contains("no segments in it"), "{refused}");
+    for refused in
+        [Survey::open(folder.path()).unwrap_err(), Exclusive::lock(folder.path()).unwrap_err()]
+    {
+        assert!(refused.to_string().contains("no store ever wrote there"), "{refused}");
+    }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was made");
     let missing = Survey::open(&folder.path().join("nowhere")).unwrap_err();
     assert!(missing.to_string().contains("give the folder of a store node's disk"), "{missing}");
@@ -449,7 +451,7 @@ fn random_damage_is_found_mended_and_never_read() {
     for seed in 0..20 {
         let folder = Folder::new();
         Rig::new(&folder).write(0..30);
-        let mut generator = Generator(seed);
+        let mut generator = Random::new(seed);
         for _ in 0..1 + generator.below(6) {
             let number = 1 + u64::try_from(generator.below(3)).unwrap();
             let length = fs::read(file(&folder, number)).unwrap().len();

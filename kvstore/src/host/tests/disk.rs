@@ -10,7 +10,8 @@ use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use parking_lot::Mutex;
 use shared::{
     BlockStore, CacheChange, CacheQuestion, Descriptor, Durability, Flow, LocateEvent, ManualClock,
-    ObjectKey, OfferEvent, OfferOutcome, RequestContext, SlotIndex, SlotMemory, Ticket, Tier,
+    ObjectKey, OfferEvent, OfferOutcome, Random, RequestContext, SlotIndex, SlotMemory, Ticket,
+    Tier,
 };
 
 use super::{Rig, config, copies, key, sending, window_key};
@@ -18,9 +19,7 @@ use crate::disk::tests::io::SlowDrive;
 use crate::disk::tests::{Folder, config as disk_config, wiring};
 use crate::disk::{DiskConfig, DiskStats, DiskTier};
 use crate::pool::Pool;
-use crate::testing::{
-    Follower, Generator, asked, bytes_of, name, next, offers, payload, pool, store,
-};
+use crate::testing::{Follower, asked, bytes_of, name, next, offers, payload, pool, store};
 use crate::transport::{ReadDone, ReadRequest, Transport};
 
 const FLUSH: Duration = Duration::from_secs(20);
@@ -100,7 +99,7 @@ fn look_up(rig: &Rig, disk: &DiskTier, keys: &[ObjectKey]) {
 }
 
 /// The thread has dealt with everything sent before.
-fn settled(rig: &Rig) {
+pub(super) fn settled(rig: &Rig) {
     assert!(!rig.holds(window_key(99)));
 }
 
@@ -435,7 +434,7 @@ fn offers_and_lookups_at_once_never_show_wrong_bytes() {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut generator = Generator(3);
+            let mut generator = Random::new(3);
             for round in 0..400 {
                 let held = rig.block(u64::try_from(generator.below(40)).unwrap());
                 let (sink, events) = sending::<OfferEvent>();
@@ -455,7 +454,7 @@ fn offers_and_lookups_at_once_never_show_wrong_bytes() {
         for seed in 0..2 {
             let (rig, over) = (&rig, &over);
             scope.spawn(move || {
-                let mut generator = Generator(seed);
+                let mut generator = Random::new(seed);
                 while !over.load(Ordering::SeqCst) {
                     let from = u64::try_from(generator.below(38)).unwrap();
                     let (ticket, found) = rig.locate(&keys(from..from + 2));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shared::{Brought, Miss, OfferOutcome};
 
-use super::disk::{ask, fetch, keys};
+use super::disk::{ask, fetch, keys, settled};
 use super::{Rig, config};
 use crate::disk::object_tests::{Faults, RETENTION, Remote};
 use crate::disk::{Below, DiskTier};
@@ -41,13 +41,14 @@ fn blocks_come_from_the_object_store_bit_for_bit_and_go_to_the_drive_again() {
     let (ticket, found) = rig.locate(&keys([0, 1, 13, 50]));
     assert_eq!(fetch(&rig, &found), [Some(0), Some(1), None, Some(50)]);
     drop(ticket);
+    // They were old, so that the hits wrote them again; until that is done their slots are held.
+    settled(&rig);
+    assert!(disk.flush(WAIT));
     rig.assert_at_rest();
     let stats = rig.tier.stats();
     assert_eq!((stats.onboarded, stats.object_too_slow, stats.disk_too_slow), (3, 0, 0));
     let objects = stats.disk.unwrap().objects.unwrap();
     assert_eq!((objects.read, objects.gets), (2, 1), "neighbours come together");
-    // They were old, so that the hits wrote them again.
-    assert!(disk.flush(WAIT));
     assert_eq!(disk.places(&[name(0), name(1)]), [Some(Below::Drive); 2]);
 }
 

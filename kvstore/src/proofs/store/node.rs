@@ -11,7 +11,7 @@ use std::thread;
 use crossbeam_channel::bounded;
 use shared::{
     BlockName, BlockStore, Clock, Descriptor, Durability, Found, LocateEvent, ManualClock,
-    Numerics, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, RegionId, RequestContext,
+    Numerics, ObjectKey, ObjectKind, OfferEvent, OfferOutcome, Random, RegionId, RequestContext,
     SlotMemory, Ticket, Tier,
 };
 
@@ -22,7 +22,7 @@ use crate::disk::{DiskConfig, DiskError, DiskRead, DiskTier, DiskWiring};
 use crate::host::{HostTier, HostTierConfig, HostWiring};
 use crate::memory::HostMemory;
 use crate::pool::{OwnedSlot, Pool, PoolConfig, Seal, SealedSlot};
-use crate::testing::{Generator, asked, next, offers};
+use crate::testing::{asked, next, offers};
 use crate::transport::{LocalTransport, Transport};
 
 /// Bytes of an object: two pages with its header, so that a record can be torn.
@@ -219,10 +219,10 @@ fn version_of(key: ObjectKey, bytes: &[u8]) -> u64 {
 
 /// The name of an object: one whose bytes stand nowhere by accident.
 pub(super) fn name(number: u64) -> BlockName {
-    let mut generator = Generator(number);
+    let mut generator = Random::new(number);
     let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&generator.next().to_be_bytes());
-    bytes[8..].copy_from_slice(&generator.next().to_be_bytes());
+    bytes[..8].copy_from_slice(&generator.word().to_be_bytes());
+    bytes[8..].copy_from_slice(&generator.word().to_be_bytes());
     BlockName(bytes)
 }
 
@@ -240,7 +240,7 @@ pub(super) fn crash_catalog(
     crash: Crash,
     durable: &Logs,
     (from, to): (&Path, &Path),
-    generator: &mut Generator,
+    generator: &mut Random,
 ) {
     let target = to.join("catalog");
     fs::create_dir(&target).unwrap();

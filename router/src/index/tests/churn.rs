@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::{
-    BlockName, CacheChange, DpRank, RangeDigests, RangeSet, Timestamp, WorkerId, WorkerRank,
+    BlockName, CacheChange, DpRank, Random, RangeDigests, RangeSet, Timestamp, WorkerId, WorkerRank,
 };
 
 use super::event;
@@ -13,7 +13,7 @@ use crate::index::PrefixIndex;
 use crate::index::naive::NaiveIndex;
 use crate::index::tiers::TIERS;
 use crate::role::Role;
-use crate::testing::{Random, block};
+use crate::testing::block;
 
 const MEMBERS: usize = 6;
 const STEPS: usize = 300;
@@ -42,11 +42,11 @@ fn random_change(random: &mut Random, chains: &[Vec<BlockName>]) -> CacheChange 
     let (a, b) = (random.below(chain.len()), random.below(chain.len() + 1));
     let mut names = chain[a.min(b)..a.max(b)].to_vec();
     // The start of the chain is what decides the length of a match: touch it often.
-    names.extend(random.chance(2).then_some(chain[0]));
+    names.extend(random.one_in(2).then_some(chain[0]));
     let tier = *random.pick(&TIERS);
     match random.below(40) {
         0 => CacheChange::Cleared,
-        1 => CacheChange::RangesCleared(RangeSet::from_words([0; 4].map(|_: u64| random.next()))),
+        1 => CacheChange::RangesCleared(RangeSet::from_words([0; 4].map(|_: u64| random.word()))),
         2 | 3 => {
             let mut digests = RangeDigests::default();
             names.iter().for_each(|&name| digests.add(name, tier));
@@ -113,7 +113,7 @@ impl World {
                 self.naive.join(worker, Self::role(at));
             }
             5 => sources[at] = Source { incarnation: sources[at].incarnation + 1, sequence: 0 },
-            6 => sources[at].sequence += 1 + random.next() % 3,
+            6 => sources[at].sequence += 1 + random.word() % 3,
             7 => sources[at].sequence = sources[at].sequence.saturating_sub(2),
             8 => sources[at].incarnation = sources[at].incarnation.saturating_sub(1),
             9 => {
@@ -137,12 +137,12 @@ impl World {
     fn expect(&mut self, worker: WorkerRank) {
         let chain = self.random.pick(&self.chains);
         let names: Arc<[BlockName]> = Arc::from(&chain[..1 + self.random.below(chain.len())]);
-        let delay = Duration::from_millis(1 + self.random.next() % 50);
+        let delay = Duration::from_millis(1 + self.random.word() % 50);
         if self.real.role(worker) == Some(Role::Decode) {
             self.real.expect(worker, &names, self.now.after(delay));
             self.naive.expect(worker, &names, self.now.after(delay));
         }
-        self.now = self.now.after(Duration::from_millis(self.random.next() % 5));
+        self.now = self.now.after(Duration::from_millis(self.random.word() % 5));
         self.real.expire(self.now);
         self.naive.expire(self.now);
     }

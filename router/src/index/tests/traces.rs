@@ -6,12 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared::{BlockName, CacheChange, Tier, Timestamp};
+use shared::{BlockName, CacheChange, Random, Tier, Timestamp};
 
 use super::{event, removed, stored};
 use crate::index::PrefixIndex;
 use crate::role::Role;
-use crate::testing::{Random, block, rank};
+use crate::testing::{block, rank};
 
 const REQUESTS: usize = 2_500;
 
@@ -97,7 +97,7 @@ fn replay(requests: &[Vec<BlockName>], workers: u32, blocks_max: usize, expects:
         let longest =
             (0..reaches.len()).max_by_key(|&worker| (reaches[worker], worker)).expect("a worker");
         let anybody = random.below(reaches.len());
-        let at = if 0 < reaches[longest] && !random.chance(4) { longest } else { anybody };
+        let at = if 0 < reaches[longest] && !random.one_in(4) { longest } else { anybody };
         let worker = rank(u32::try_from(at).expect("small"));
         let now = Timestamp(u64::try_from(number).expect("fits") * 1_000_000);
         if expects {
@@ -108,7 +108,7 @@ fn replay(requests: &[Vec<BlockName>], workers: u32, blocks_max: usize, expects:
         let (mut new, gone) = cache.touch(names, blocks_max);
         new.sort_unstable();
         let mut changes = vec![removed(Tier::Device, &gone), stored(Tier::Device, &new)];
-        if random.chance(300) {
+        if random.one_in(300) {
             changes.push(CacheChange::Cleared);
             cache.held.clear();
             cache.order.clear();

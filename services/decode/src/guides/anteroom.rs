@@ -5,8 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use shared::{Constraint, DecodeEvent, DecodeRequest, Flow, ServeError, Sink, Ticket};
+use shared::{
+    Clock, Constraint, DecodeEvent, DecodeRequest, Flow, ServeError, Sink, Ticket, Timestamp,
+    WorkerRank,
+};
 
+use crate::guides::pool::Withdrawn;
 use crate::guides::{GuidePool, Guided};
 use crate::mailbox::{Command, Mailbox, Refusal};
 use crate::scheduler::SequenceKey;
@@ -17,6 +21,8 @@ pub(crate) struct Anteroom {
     /// Requests in it.
     inside: Arc<AtomicUsize>,
     waiting_max: usize,
+    worker: WorkerRank,
+    clock: Arc<dyn Clock>,
 }
 
 /// Where a request is, for its ticket.
@@ -27,9 +33,14 @@ enum Place {
 }
 
 impl Anteroom {
-    pub(crate) fn new(mailbox: &Arc<Mailbox>, waiting_max: usize) -> Self {
+    pub(crate) fn new(
+        mailbox: &Arc<Mailbox>,
+        waiting_max: usize,
+        worker: WorkerRank,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let inside = Arc::new(AtomicUsize::new(0));
-        Self { mailbox: Arc::clone(mailbox), inside, waiting_max }
+        Self { mailbox: Arc::clone(mailbox), inside, waiting_max, worker, clock }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -42,8 +53,13 @@ impl Anteroom {
         pool: &GuidePool,
         constraint: Arc<Constraint>,
         request: DecodeRequest,
-        sink: Box<dyn Sink<DecodeEvent>>,
+        mut sink: Box<dyn Sink<DecodeEvent>>,
     ) -> Ticket {
+        if !self.mailbox.is_open() {
+            // The only event of a refused request; a closed sink has nothing left to hear.
+            let _: Flow = sink.emit(DecodeEvent::Failed(ServeError::Draining));
+            return Ticket::empty();
+        }
         let place = Arc::new(Mutex::new(Place::Compiling));
         self.inside.fetch_add(1, Ordering::AcqRel);
         let visit = Visit {
@@ -51,9 +67,12 @@ impl Anteroom {
             inside: Arc::clone(&self.inside),
             place: Arc::clone(&place),
             waiting_max: self.waiting_max,
+            worker: self.worker,
         };
         let emitted = request.emitted.clone();
-        pool.begin(constraint, emitted, move |guided| visit.leave(request, sink, guided));
+        let withdrawn = self.withdrawn(&place, request.deadline);
+        let report = move |guided| visit.leave(request, sink, guided);
+        pool.begin(constraint, emitted, withdrawn, report);
         let mailbox = Arc::clone(&self.mailbox);
         Ticket::new(move || {
             let before = std::mem::replace(&mut *place.lock(), Place::Cancelled);
@@ -64,11 +83,28 @@ impl Anteroom {
     }
 }
 
+impl Anteroom {
+    /// Why a grammar that waits need not be compiled any more. Takes the place's lock and the mailbox's, never both.
+    fn withdrawn(&self, place: &Arc<Mutex<Place>>, deadline: Option<Timestamp>) -> Withdrawn {
+        let (mailbox, clock) = (Arc::clone(&self.mailbox), Arc::clone(&self.clock));
+        let place = Arc::clone(place);
+        Box::new(move || {
+            let is_late = deadline.is_some_and(|deadline| deadline <= clock.now());
+            // Who cancelled is told nothing; any reason will do.
+            if is_late || matches!(*place.lock(), Place::Cancelled) {
+                return Some(ServeError::DeadlineExceeded { stage: "compiling its grammar" });
+            }
+            (!mailbox.is_open()).then_some(ServeError::Draining)
+        })
+    }
+}
+
 struct Visit {
     mailbox: Arc<Mailbox>,
     inside: Arc<AtomicUsize>,
     place: Arc<Mutex<Place>>,
     waiting_max: usize,
+    worker: WorkerRank,
 }
 
 impl Visit {
@@ -77,10 +113,7 @@ impl Visit {
             let mut place = self.place.lock();
             match guided {
                 _ if matches!(*place, Place::Cancelled) => None,
-                Err(failure) => {
-                    let error = failure.into_error(self.waiting_max);
-                    Some((error.unwrap_or(ServeError::Draining), sink))
-                }
+                Err(failure) => Some((failure.into_error(self.waiting_max, self.worker), sink)),
                 Ok(guide) => match self.mailbox.submit(request, sink, Some(guide)) {
                     Ok(key) => {
                         *place = Place::Queued(key);

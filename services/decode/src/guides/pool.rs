@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use engine::Stopper;
 use parking_lot::{Condvar, Mutex};
-use shared::{Clock, Timestamp};
+use shared::{Clock, ServeError, Timestamp};
 
 use crate::config::DecodeConfig;
 use crate::guides::{GuideFailure, GuideStats, Guided};
@@ -33,12 +33,20 @@ pub(crate) struct Job {
     pub(super) limit: Duration,
     /// Stops it; none when it cannot be stopped.
     pub(super) stopper: Option<Stopper>,
-    pub(super) compute: Box<dyn FnOnce() -> Guided + Send>,
+    /// Why nobody wants it any more, if so; asked before it is computed, and when there is no room for others. May be
+    /// called while the pool is locked, so it must not call the pool.
+    pub(super) withdrawn: Withdrawn,
+    pub(super) compute: Compute,
     /// Called exactly once, never while the pool is locked.
     pub(super) report: Report,
 }
 
+type Compute = Box<dyn FnOnce() -> Guided + Send>;
+
 type Report = Box<dyn FnOnce(Guided) + Send>;
+
+/// Why a call is not wanted any more.
+pub(super) type Withdrawn = Box<dyn Fn() -> Option<ServeError> + Send>;
 
 pub(crate) struct Pool {
     shared: Arc<Shared>,
@@ -62,6 +70,8 @@ struct State {
     threads: BTreeMap<u64, Seat>,
     /// Threads written off that still run.
     lost: Vec<JoinHandle<()>>,
+    /// What seats without a thread take: masks only, or everything. Filled again when a lost thread comes back.
+    vacant: Vec<bool>,
     next_thread: u64,
     closing: bool,
     stats: GuideStats,
@@ -107,23 +117,29 @@ impl Pool {
     /// Queues a call, or reports that too many wait.
     pub(super) fn submit(&self, job: Job) {
         let mut state = self.shared.state.lock();
+        let mut over = Vec::new();
+        if job.kind == Kind::Begin && self.shared.begins_max <= state.begins.len() {
+            over = state.withdraw();
+        }
         let waiting = state.begins.len();
         let refused = match job.kind {
             _ if state.closing => Some(GuideFailure::Closing),
-            kind if !state.serves(kind) => Some(deserted()),
+            kind if !state.serves(kind) => Some(GuideFailure::Deserted),
             Kind::Begin if self.shared.begins_max <= waiting => Some(GuideFailure::Full(waiting)),
             Kind::Begin | Kind::Mask => None,
         };
-        if let Some(refused) = refused {
-            drop(state);
-            (job.report)(Err(refused));
-            return;
-        }
-        match job.kind {
-            Kind::Begin => state.begins.push_back(job),
-            Kind::Mask => state.masks.push_back(job),
+        match (refused, job.kind) {
+            (Some(refused), _) => {
+                state.stats.note(job.kind, Some(&refused));
+                over.push((job.report, refused));
+            }
+            (None, Kind::Begin) => state.begins.push_back(job),
+            (None, Kind::Mask) => state.masks.push_back(job),
         }
         drop(state);
+        for (report, failure) in over {
+            report(Err(failure));
+        }
         // All, because the one that is woken may be one that takes masks only.
         self.shared.work.notify_all();
         self.shared.watch.notify_one();
@@ -153,7 +169,7 @@ impl Shared {
     }
 
     /// A thread's life: until the end, or until it was written off.
-    fn work(&self, number: u64, masks_only: bool) {
+    fn work(self: &Arc<Self>, number: u64, masks_only: bool) {
         while let Some(compute) = self.take(number, masks_only) {
             let guided = catch_unwind(AssertUnwindSafe(compute)).unwrap_or_else(|_| {
                 tracing::error!("a grammar met a broken invariant; its answer ends");
@@ -162,19 +178,32 @@ impl Shared {
             let report = {
                 let mut state = self.state.lock();
                 let Some(busy) = state.busy.remove(&number) else {
-                    // Written off while it computed. Somebody else sits here now.
+                    // Written off while it computed. Somebody else sits here now, or nobody could.
                     tracing::warn!(number, "a grammar thread came back after it was written off");
+                    self.fill_a_seat(&mut state);
                     return;
                 };
-                state.stats.note(busy.kind, &guided);
+                state.stats.note(busy.kind, guided.as_ref().err());
                 busy.report
             };
             report(guided);
         }
     }
 
+    /// Gives one of the seats that were left empty a thread again.
+    fn fill_a_seat(self: &Arc<Self>, state: &mut State) {
+        if state.closing {
+            return;
+        }
+        let Some(masks_only) = state.vacant.pop() else { return };
+        if let Err(error) = self.spawn(state, masks_only) {
+            state.vacant.push(masks_only);
+            tracing::error!(%error, "no thread for a seat of the grammar pool");
+        }
+    }
+
     /// Waits for the next call; none at the end.
-    fn take(&self, number: u64, masks_only: bool) -> Option<Box<dyn FnOnce() -> Guided + Send>> {
+    fn take(&self, number: u64, masks_only: bool) -> Option<Compute> {
         let mut state = self.state.lock();
         loop {
             if state.closing {
@@ -184,9 +213,13 @@ impl Shared {
                 None if !masks_only => state.begins.pop_front(),
                 job => job,
             };
-            let Some(Job { kind, limit, stopper, compute, report }) = job else {
+            let Some(Job { kind, limit, stopper, withdrawn, compute, report }) = job else {
                 self.work.wait(&mut state);
                 continue;
+            };
+            let compute: Compute = match withdrawn() {
+                None => compute,
+                Some(error) => Box::new(move || Err(GuideFailure::Withdrawn(error))),
             };
             let since = self.clock.now();
             let busy = Busy { kind, since, limit, stopper, report, masks_only };
@@ -206,7 +239,11 @@ impl Shared {
                 self.watch.wait_for(&mut state, WATCH_INTERVAL);
             }
             let now = self.clock.now();
-            let over = |busy: &Busy| busy.limit < now.since(busy.since);
+            // What cannot be stopped is not waited for at the end.
+            let closing = state.closing;
+            let over = |busy: &Busy| {
+                busy.limit < now.since(busy.since) || (closing && busy.stopper.is_none())
+            };
             let late: Vec<u64> = state
                 .busy
                 .iter()
@@ -217,7 +254,10 @@ impl Shared {
             for number in late {
                 reports.push(self.write_off(&mut state, number));
             }
-            reports.extend(state.unserved().into_iter().map(|job| (job.report, deserted())));
+            for job in state.unserved() {
+                state.stats.note(job.kind, Some(&GuideFailure::Deserted));
+                reports.push((job.report, GuideFailure::Deserted));
+            }
             if reports.is_empty() {
                 continue;
             }
@@ -235,6 +275,11 @@ impl Shared {
             stopper.stop();
         }
         let limit_ms = busy.limit.as_millis();
+        state.lost.retain(|lost| !lost.is_finished());
+        state.lost.extend(state.threads.remove(&number).map(|seat| seat.thread));
+        if state.closing {
+            return (busy.report, GuideFailure::Closing);
+        }
         let failure = match busy.kind {
             Kind::Begin => GuideFailure::Refused(format!(
                 "it could not be compiled within {limit_ms} ms; simplify it"
@@ -244,19 +289,15 @@ impl Shared {
             )),
         };
         state.stats.timeouts += 1;
-        state.stats.note(busy.kind, &Err(failure.clone()));
-        state.lost.retain(|lost| !lost.is_finished());
-        state.lost.extend(state.threads.remove(&number).map(|seat| seat.thread));
-        if state.closing {
-            return (busy.report, failure);
-        }
-        if self.lost_max < state.lost.len() {
+        state.stats.note(busy.kind, Some(&failure));
+        state.vacant.push(busy.masks_only);
+        if state.lost.len() <= self.lost_max {
+            self.fill_a_seat(state);
+        } else {
             tracing::error!(
                 lost = state.lost.len(),
-                "too many grammar threads do not come back; fewer are left until this worker is restarted"
+                "too many grammar threads do not come back; fewer are left until they do, or until this worker is restarted"
             );
-        } else if let Err(error) = self.spawn(state, busy.masks_only) {
-            tracing::error!(%error, "no thread to replace one that was written off");
         }
         (busy.report, failure)
     }
@@ -266,6 +307,18 @@ impl State {
     /// Whether a thread is left that takes such calls.
     fn serves(&self, kind: Kind) -> bool {
         self.threads.values().any(|seat| kind == Kind::Mask || !seat.masks_only)
+    }
+
+    /// Takes what waits to be compiled and is not wanted any more.
+    fn withdraw(&mut self) -> Vec<(Report, GuideFailure)> {
+        let mut over = Vec::new();
+        for job in std::mem::take(&mut self.begins) {
+            match (job.withdrawn)() {
+                None => self.begins.push_back(job),
+                Some(error) => over.push((job.report, GuideFailure::Withdrawn(error))),
+            }
+        }
+        over
     }
 
     /// Takes what waits for threads that are not there any more.
@@ -281,17 +334,16 @@ impl State {
     }
 }
 
-fn deserted() -> GuideFailure {
-    GuideFailure::Failed("no grammar thread is left; restart this decode worker".to_owned())
-}
-
 impl GuideStats {
-    fn note(&mut self, kind: Kind, guided: &Guided) {
-        match guided {
-            Ok(_) => self.masks += 1,
-            Err(GuideFailure::Refused(_)) => self.refused += 1,
-            Err(GuideFailure::Failed(_)) if kind == Kind::Begin => self.refused += 1,
-            Err(_) => self.failed += 1,
+    fn note(&mut self, kind: Kind, failure: Option<&GuideFailure>) {
+        match failure {
+            None => self.masks += 1,
+            Some(GuideFailure::Refused(_)) => self.refused += 1,
+            Some(GuideFailure::Failed(_)) if kind == Kind::Begin => self.refused += 1,
+            Some(GuideFailure::Failed(_)) => self.failed += 1,
+            Some(GuideFailure::Full(_)) => self.refused_full += 1,
+            Some(GuideFailure::Deserted) => self.deserted += 1,
+            Some(GuideFailure::Withdrawn(_) | GuideFailure::Closing) => (),
         }
     }
 }

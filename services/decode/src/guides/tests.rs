@@ -1,13 +1,14 @@
 //! Calls that do not come back end their own request alone.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::yield_now;
 use std::time::Duration;
 
-use shared::ManualClock;
+use shared::{ManualClock, ServeError};
 
-use super::pool::{Job, Kind, Pool};
+use super::pool::{Job, Kind, Pool, Withdrawn};
 use super::{GuideFailure, Guided};
 use crate::config::DecodeConfig;
 
@@ -34,6 +35,11 @@ impl Rig {
 
     /// Submits a call that says when it runs and returns when it is told to; its outcome comes from the receiver.
     fn call(&self, kind: Kind) -> Call {
+        self.call_until(kind, Box::new(|| None))
+    }
+
+    /// The same, with a reason not to run it.
+    fn call_until(&self, kind: Kind, withdrawn: Withdrawn) -> Call {
         let (running, runs) = channel();
         let (release, released) = channel();
         let (report, reported) = channel();
@@ -41,6 +47,7 @@ impl Rig {
             kind,
             limit: LIMIT,
             stopper: None,
+            withdrawn,
             compute: Box::new(move || {
                 running.send(()).unwrap();
                 // The call ends when it is told to, or when the test does.
@@ -103,13 +110,24 @@ fn without_a_thread_left_calls_fail_instead_of_waiting() {
     stuck.iter().for_each(Call::wait_running);
     let waiting = rig.call(Kind::Begin);
     rig.clock.advance(2 * LIMIT);
-    for call in stuck.iter().chain([&waiting]) {
+    for call in &stuck {
         assert!(matches!(call.outcome(), Some(GuideFailure::Failed(_))));
     }
-    let Some(GuideFailure::Failed(what)) = rig.call(Kind::Mask).outcome() else { panic!("told") };
-    assert!(what.contains("restart"), "{what}");
+    assert_eq!(waiting.outcome(), Some(GuideFailure::Deserted));
+    assert_eq!(rig.call(Kind::Mask).outcome(), Some(GuideFailure::Deserted));
+    assert_eq!(rig.pool.stats().deserted, 2);
+    // What comes back after all makes room again, for compilations, too.
     for call in &stuck {
         call.release.send(()).unwrap();
+    }
+    while rig.pool.stats().threads_lost != 0 {
+        yield_now();
+    }
+    for kind in [Kind::Begin, Kind::Mask] {
+        let call = rig.call(kind);
+        call.wait_running();
+        call.release.send(()).unwrap();
+        assert_eq!(call.outcome(), done().err());
     }
 }
 
@@ -133,6 +151,39 @@ fn compilations_leave_a_thread_to_masks_and_are_bounded() {
 }
 
 #[test]
+fn what_nobody_wants_any_more_is_not_compiled_and_holds_no_place() {
+    let rig = Rig::new(2, 1, 1);
+    let compiling = rig.call(Kind::Begin);
+    compiling.wait_running();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let reason = |is_over: &Arc<AtomicBool>| -> Withdrawn {
+        let is_over = Arc::clone(is_over);
+        Box::new(move || is_over.load(Ordering::Acquire).then_some(ServeError::Draining))
+    };
+    let waiting = rig.call_until(Kind::Begin, reason(&is_over));
+    assert_eq!(rig.call(Kind::Begin).outcome(), Some(GuideFailure::Full(1)));
+    is_over.store(true, Ordering::Release);
+    let other = rig.call_until(Kind::Begin, reason(&is_over));
+    let withdrawn = Some(GuideFailure::Withdrawn(ServeError::Draining));
+    assert_eq!(waiting.outcome(), withdrawn, "its place was needed");
+    compiling.release.send(()).unwrap();
+    assert_eq!(other.outcome(), withdrawn, "its turn came");
+    assert!(other.runs.try_recv().is_err() && waiting.runs.try_recv().is_err());
+    assert_eq!(rig.pool.stats().refused_full, 1);
+}
+
+#[test]
+fn the_end_does_not_wait_for_a_compilation() {
+    let rig = Rig::new(2, 1, 8);
+    let compiling = rig.call(Kind::Begin);
+    compiling.wait_running();
+    // Time stands still: no limit passes.
+    drop(rig);
+    assert_eq!(compiling.outcome(), Some(GuideFailure::Closing));
+    compiling.release.send(()).unwrap();
+}
+
+#[test]
 fn the_end_tells_those_that_wait() {
     let rig = Rig::new(2, 1, 8);
     let compiling = rig.call(Kind::Begin);
@@ -141,7 +192,7 @@ fn the_end_tells_those_that_wait() {
     compiling.release.send(()).unwrap();
     waiting.release.send(()).unwrap();
     drop(rig);
-    assert_eq!(compiling.outcome(), done().err());
-    let told = waiting.outcome();
-    assert!(told == done().err() || told == Some(GuideFailure::Closing), "{told:?}");
+    for told in [compiling.outcome(), waiting.outcome()] {
+        assert!(told == done().err() || told == Some(GuideFailure::Closing), "{told:?}");
+    }
 }

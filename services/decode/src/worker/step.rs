@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use engine::{RowPlan, Segment};
-use shared::{Flow, ServeError};
+use shared::Flow;
 
 use crate::guides::GuideFailure;
 use crate::scheduler::{SequenceKey, StepPlan, TailPiece};
@@ -175,7 +175,6 @@ impl Loop {
     }
 
     fn lose_grammar(&mut self, key: SequenceKey, failure: GuideFailure) {
-        let error = failure.into_error(0).unwrap_or(ServeError::Draining);
-        self.end(key, End::Failed(error));
+        self.end(key, End::Failed(failure.into_error(0, self.rank())));
     }
 }

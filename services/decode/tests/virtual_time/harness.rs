@@ -7,35 +7,6 @@ use std::fmt::Debug;
 
 use shared::Timestamp;
 
-/// SplitMix64: the same seed gives the same run everywhere.
-pub(crate) struct Draws(u64);
-
-impl Draws {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A number in `low..=high`.
-    pub(crate) fn between(&mut self, low: u32, high: u32) -> u32 {
-        assert!(low <= high);
-        let span = u64::from(high - low) + 1;
-        low + u32::try_from(self.next() % span).expect("smaller than a u32 span")
-    }
-
-    /// True in `percent` of 100 draws.
-    pub(crate) fn chance(&mut self, percent: u32) -> bool {
-        self.between(1, 100) <= percent
-    }
-}
-
 /// What will happen when. Events of one instant keep the order in which they were entered.
 pub(crate) struct Agenda<E> {
     now: Timestamp,

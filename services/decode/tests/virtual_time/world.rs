@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use decode::{
     Arrival, Scheduler, SchedulerLimits, SequenceKey, Stage, StepPlan, TailPiece, TailPlan,
 };
-use shared::{BLOCK_TOKENS, ServeError, StartGeometry, Timestamp};
+use shared::{BLOCK_TOKENS, Random, ServeError, StartGeometry, Timestamp};
 
-use crate::harness::{Agenda, Draws, SlotLedger};
+use crate::harness::{Agenda, SlotLedger};
 
 const GEOMETRY: StartGeometry = StartGeometry { window: 128, rollback: 12, encoder_layers: 5 };
 const STEPS_MAX: u32 = 200_000;
@@ -43,7 +43,7 @@ pub(crate) struct Model {
 }
 
 pub(crate) struct World {
-    draws: Draws,
+    draws: Random,
     pub(crate) agenda: Agenda<Event>,
     scheduler: Scheduler,
     limits: SchedulerLimits,
@@ -56,7 +56,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
-        let mut draws = Draws::new(seed);
+        let mut draws = Random::new(seed);
         let limits = SchedulerLimits {
             blocks_max: draws.between(4, 24),
             sequences_max: usize::try_from(draws.between(1, 8)).unwrap(),
@@ -115,12 +115,12 @@ impl World {
     }
 
     fn arrive(&mut self, key: SequenceKey) {
-        let longest = if self.draws.chance(70) { 300 } else { 1_600 };
+        let longest = if self.draws.happens(0.7) { 300 } else { 1_600 };
         let prompt = self.draws.between(1, longest);
         let wanted = prompt + self.draws.between(1, 900);
         let deadline = self
             .draws
-            .chance(10)
+            .happens(0.1)
             .then(|| Timestamp(self.agenda.now().0 + u64::from(self.draws.between(1, 400))));
         let mut model = Model {
             prompt,
@@ -147,7 +147,7 @@ impl World {
                 other => panic!("unexpected refusal: {other}"),
             }
             model.outcome = Outcome::Refused;
-        } else if self.draws.chance(20) {
+        } else if self.draws.happens(0.2) {
             let delay = self.draws.between(0, 500);
             self.agenda.enter(delay, Event::Cancel(key));
         }
@@ -164,7 +164,7 @@ impl World {
         // A preempted sequence whose slots are already on their way reports them once only.
         let on_their_way = self.scheduler.stage(key) == Some(Stage::Leaving);
         if self.scheduler.end(key) && !on_their_way {
-            let delay = if self.draws.chance(50) { 0 } else { self.draws.between(1, 9) };
+            let delay = if self.draws.happens(0.5) { 0 } else { self.draws.between(1, 9) };
             self.agenda.enter(delay, Event::SlotsBack(key));
         }
         assert!(matches!(self.scheduler.stage(key), None | Some(Stage::Leaving)));

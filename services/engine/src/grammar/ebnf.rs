@@ -1,17 +1,25 @@
 //! The EBNF of clients: rules of characters, `root` the first. Dialect of xgrammar 0.2.2; see the README of engine.
 //!
-//! Its meaning is defined on characters, so it is translated character by character: slower masks than with longer
-//! terminals, and exactly the language that was written.
+//! Its meaning is defined on characters. Character by character it is translated here, which is exact and slow to follow;
+//! where longer lexemes give the same language, [`super::lexemes`] finds them.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::compile::GrammarRefusal;
 use super::expression::{Class, Expression, complement, shorthand, write_rule};
+use super::lexemes::promote;
 use super::reader::Reader;
 
 /// Rules of one grammar.
 const RULES_MAX: usize = 4_096;
+/// Levels of groups and rules inside of each other. llguidance compiles them by recursion; 2 MiB of stack were too little
+/// for 700 levels of groups and for 400 rules in a row.
+const LEVELS_MAX: usize = 400;
+/// Levels of a rule itself.
+const RULE_LEVELS: usize = 2;
+/// Repetitions of repetitions without groups between. They nest, like groups do.
+const MARKS_MAX: usize = 4;
 /// The rule that is the answer.
 const ROOT: &str = "root";
 /// What xgrammar offers beyond a grammar of characters.
@@ -21,19 +29,38 @@ const MACROS: [&str; 4] = ["TagDispatch", "Token", "ExcludeToken", "TokenTagDisp
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rules(pub(super) Vec<Expression>);
 
-/// The Lark text of a client's grammar.
+/// What a grammar in Lark begins with.
+const HEAD: &str = "%llguidance {\"no_forcing\": true}\nstart: r0\n";
+
+/// A client's grammar as Lark, twice, with one language.
+pub(super) struct Translated {
+    /// Over lexemes, where there are any: fast to follow.
+    pub(super) promoted: Option<String>,
+    /// Over characters.
+    pub(super) by_characters: String,
+}
+
+/// Translates a client's grammar.
 ///
 /// # Errors
 /// Names what is malformed or not supported, and where.
-pub(super) fn translate(text: &str) -> Result<String, GrammarRefusal> {
-    let Rules(rules) = read(text)?;
-    let mut lark = String::from("%llguidance {\"no_forcing\": true}\nstart: r0\n");
-    for (number, rule) in rules.iter().enumerate() {
-        write!(lark, "r{number}: ").expect("a string takes everything");
-        write_rule(rule, &mut lark);
-        lark.push('\n');
+pub(super) fn translate(text: &str) -> Result<Translated, GrammarRefusal> {
+    let rules = read(text)?;
+    let promoted = promote(&rules.0).map(|promoted| format!("{HEAD}{}", promoted.lark));
+    Ok(Translated { promoted, by_characters: rules.by_characters() })
+}
+
+impl Rules {
+    /// The grammar as Lark in which each terminal is one character.
+    fn by_characters(&self) -> String {
+        let mut lark = String::from(HEAD);
+        for (number, rule) in self.0.iter().enumerate() {
+            write!(lark, "r{number}: ").expect("a string takes everything");
+            write_rule(rule, &mut lark);
+            lark.push('\n');
+        }
+        lark
     }
-    Ok(lark)
 }
 
 /// Reads a grammar.
@@ -53,7 +80,44 @@ pub(super) fn read(text: &str) -> Result<Rules, GrammarRefusal> {
         };
         rules.push(rule);
     }
+    if LEVELS_MAX < levels(&rules) {
+        let text = format!("ebnf: rules inside of rules, and groups, deeper than {LEVELS_MAX}");
+        return Err(GrammarRefusal::new(text));
+    }
     Ok(Rules(rules))
+}
+
+/// How deep llguidance goes: it compiles a rule where it meets it first, inside of the rule that refers to it. Of two rules
+/// on the same way the one written first is met first.
+fn levels(rules: &[Expression]) -> usize {
+    let mut met = vec![false; rules.len()];
+    let mut waiting = vec![(0, 0)];
+    let mut deepest = 0;
+    let mut found = Vec::new();
+    while let Some((rule, level)) = waiting.pop() {
+        if std::mem::replace(&mut met[rule], true) {
+            continue;
+        }
+        deepest = deepest.max(references(&rules[rule], level + RULE_LEVELS, &mut found));
+        waiting.extend(found.drain(..).rev());
+    }
+    deepest
+}
+
+/// The rules that an expression at a level refers to, with their levels, and the deepest level in it.
+fn references(expression: &Expression, level: usize, found: &mut Vec<(usize, usize)>) -> usize {
+    match expression {
+        Expression::Empty | Expression::Literal(_) | Expression::Class(_) => level,
+        Expression::Sequence(parts) | Expression::Choice(parts) => {
+            let deepest = parts.iter().map(|part| references(part, level + 1, found)).max();
+            deepest.unwrap_or(level)
+        }
+        Expression::Repeat { what, .. } => references(what, level + 1, found),
+        Expression::Rule(rule) => {
+            found.push((*rule, level));
+            level
+        }
+    }
 }
 
 struct RuleReader<'a> {
@@ -191,22 +255,25 @@ impl<'a> RuleReader<'a> {
     }
 
     fn repeated(&mut self, mut element: Expression) -> Result<Expression, GrammarRefusal> {
+        let mut marks = 0;
         loop {
-            let (min, max) = match self.reader.peek() {
+            let bounds = match self.reader.peek() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
                 Some('?') => (0, Some(1)),
-                Some('{') => {
-                    self.reader.next();
-                    let bounds = self.reader.bounds()?;
-                    element = repeat(element, bounds);
-                    continue;
-                }
+                Some('{') => (0, Some(0)),
                 _ => return Ok(element),
             };
-            self.reader.next();
+            marks += 1;
+            if MARKS_MAX < marks {
+                return Err(self
+                    .reader
+                    .refuse(format!("more than {MARKS_MAX} repetitions of one")));
+            }
+            let braced = self.reader.next() == Some('{');
+            let bounds = if braced { self.reader.bounds()? } else { bounds };
             self.reader.node()?;
-            element = repeat(element, (min, max));
+            element = repeat(element, bounds);
         }
     }
 

@@ -3,10 +3,11 @@
 //! Everything a client wrote comes out as numbers of characters (`\x{..}`) between signs of our own: nothing of its text
 //! is passed on.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 /// An expression over characters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Expression {
     /// The empty text.
     Empty,
@@ -26,13 +27,102 @@ pub(super) enum Expression {
 }
 
 /// A set of characters.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Class {
     pub(super) ranges: Vec<(char, char)>,
     pub(super) negated: bool,
 }
 
+impl Expression {
+    /// Whether the empty text matches.
+    ///
+    /// # Panics
+    /// When it has a rule.
+    pub(super) fn is_nullable(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::Literal(_) | Self::Class(_) => false,
+            Self::Sequence(parts) => parts.iter().all(Self::is_nullable),
+            Self::Choice(parts) => parts.iter().any(Self::is_nullable),
+            Self::Repeat { what, min, .. } => *min == 0 || what.is_nullable(),
+            Self::Rule(_) => panic!("a rule is looked up by those who know it"),
+        }
+    }
+
+    /// What matches the same texts but the empty one; none when that is nothing at all.
+    ///
+    /// # Panics
+    /// When it has a rule.
+    pub(super) fn without_empty(&self) -> Option<Self> {
+        match self {
+            Self::Empty => None,
+            Self::Literal(_) | Self::Class(_) => Some(self.clone()),
+            Self::Sequence(_) if !self.is_nullable() => Some(self.clone()),
+            Self::Sequence(parts) => {
+                // The first part that is not empty, whichever it is, and all behind it.
+                let begins = |index: usize| {
+                    let first = parts[index].without_empty()?;
+                    let rest = parts[index + 1..].iter().cloned();
+                    Some(Self::Sequence([first].into_iter().chain(rest).collect()))
+                };
+                Self::choice((0..parts.len()).filter_map(begins).collect())
+            }
+            Self::Choice(parts) => {
+                Self::choice(parts.iter().filter_map(Self::without_empty).collect())
+            }
+            Self::Repeat { what, min, max } => {
+                let min = if what.is_nullable() { 1 } else { (*min).max(1) };
+                let what = Box::new(what.without_empty()?);
+                Some(Self::Repeat { what, min, max: *max })
+            }
+            Self::Rule(_) => panic!("a rule is looked up by those who know it"),
+        }
+    }
+
+    /// The same texts without parts that say nothing and alternatives that are there twice. llguidance compiles the
+    /// plainer one faster, and fails for some of the others.
+    pub(super) fn simplified(&self) -> Self {
+        match self {
+            Self::Empty | Self::Literal(_) | Self::Class(_) | Self::Rule(_) => self.clone(),
+            Self::Sequence(parts) => {
+                let mut parts: Vec<Self> = parts.iter().map(Self::simplified).collect();
+                parts.retain(|part| *part != Self::Empty);
+                match parts.len() {
+                    0 => Self::Empty,
+                    1 => parts.remove(0),
+                    _ => Self::Sequence(parts),
+                }
+            }
+            Self::Choice(parts) => {
+                let mut seen = HashSet::new();
+                let mut parts: Vec<Self> = parts.iter().map(Self::simplified).collect();
+                parts.retain(|part| seen.insert(part.clone()));
+                Self::choice(parts).unwrap_or(Self::Empty)
+            }
+            Self::Repeat { what, min, max } => match what.simplified() {
+                Self::Empty => Self::Empty,
+                what if (*min, *max) == (1, Some(1)) => what,
+                what => Self::Repeat { what: Box::new(what), min: *min, max: *max },
+            },
+        }
+    }
+
+    /// One of these; none of none.
+    pub(super) fn choice(mut parts: Vec<Self>) -> Option<Self> {
+        match parts.len() {
+            0 => None,
+            1 => parts.pop(),
+            _ => Some(Self::Choice(parts)),
+        }
+    }
+}
+
 impl Class {
+    /// One character.
+    pub(super) fn one(sign: char) -> Self {
+        Self { ranges: vec![(sign, sign)], negated: false }
+    }
+
     /// All characters but the line feed.
     pub(super) fn any() -> Self {
         Self { ranges: vec![('\n', '\n')], negated: true }
@@ -174,7 +264,7 @@ fn write_parts(parts: &[Expression], between: &str, text: &mut String) {
     }
 }
 
-fn write_bounds(min: u32, max: Option<u32>, text: &mut String) {
+pub(super) fn write_bounds(min: u32, max: Option<u32>, text: &mut String) {
     let written = match (min, max) {
         (0, None) => write!(text, "*"),
         (1, None) => write!(text, "+"),

@@ -10,7 +10,7 @@ use super::reader::Reader;
 /// # Errors
 /// Names what is malformed or not supported, and where.
 pub(super) fn translate(text: &str) -> Result<String, GrammarRefusal> {
-    let expression = read(text)?;
+    let expression = read(text)?.simplified();
     if accepts_empty_only(&expression) {
         return Err(GrammarRefusal::new("regex: only the empty answer matches; ask for something"));
     }

@@ -1,6 +1,9 @@
 //! Languages against brute force, refusals, limits, trigger and bound.
 
+mod dialects;
 mod fuzz;
+mod lexemes;
+mod schemas;
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Draws against the plainest way to compute them.
 
-use shared::{Sampling, TokenId};
+use shared::{Random, Sampling, TokenId};
 
 use super::{DrawContext, TokenCounts, draw, logprobs, sample};
 use crate::grammar::TokenMask;
@@ -181,6 +181,67 @@ fn log_probabilities_are_those_of_the_plain_softmax() {
             for (token, logprob) in told.top {
                 assert!((f64::from(logprob) - expected(token)).abs() < 1e-6);
             }
+        }
+    }
+}
+
+/// The cuts as they are defined, over a fully sorted row.
+fn cut_by_sorting(scores: &[f64], sampling: &Sampling) -> Vec<f64> {
+    let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - maximum).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let mut order: Vec<usize> = (0..scores.len()).filter(|at| 0.0 < weights[*at]).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    let (top_p, min_p) = (f64::from(sampling.top_p), f64::from(sampling.min_p));
+    let mut cut = vec![f64::NEG_INFINITY; scores.len()];
+    let mut before = 0.0;
+    for (kept, token) in order.into_iter().enumerate() {
+        let over_p = top_p < 1.0 && top_p <= before && 0 < kept;
+        let over_k = sampling.top_k != 0 && sampling.top_k <= u32::try_from(kept).unwrap();
+        if over_p || over_k || weights[token] < min_p {
+            break;
+        }
+        before += weights[token] / total;
+        cut[token] = scores[token];
+    }
+    cut
+}
+
+#[test]
+fn cuts_without_sorting_everything_keep_the_same_tokens() {
+    let mut random = Random::new(11);
+    let mut kept_most = 0;
+    for round in 0..300 {
+        let tokens = [1, 7, 300, 5_000][round % 4];
+        // Flat rows need many tokens to reach top-p; coarse ones have many equal scores.
+        let (spread, steps) = ([0.01, 3.0, 30.0][round % 3], [4.0, 1_000_000.0][round % 2]);
+        let row: Vec<f64> =
+            (0..tokens).map(|_| (random.unit() * steps).floor() / steps * spread).collect();
+        for (top_p, top_k, min_p) in [
+            (0.9, 0, 0.0),
+            (1.0, 5, 0.0),
+            (1.0, 0, 0.1),
+            (0.5, 40, 0.01),
+            (0.999, 300, 0.0),
+            (0.0, 0, 0.0),
+            (1.0, 6_000, 1.0),
+        ] {
+            let sampling = Sampling { top_p, top_k, min_p, ..Sampling::GREEDY };
+            let mut cut = row.clone();
+            super::cut(&mut cut, &sampling);
+            assert_eq!(cut, cut_by_sorting(&row, &sampling), "{tokens} {top_p} {top_k} {min_p}");
+            kept_most = kept_most.max(cut.iter().filter(|score| score.is_finite()).count());
+        }
+    }
+    assert!(2_048 < kept_most, "more than one turn of ranking: {kept_most}");
+}
+
+#[test]
+fn a_damaged_row_of_logits_still_gives_a_token() {
+    for row in [vec![f32::NAN; 8], vec![1.0, f32::INFINITY, f32::NAN, 0.0]] {
+        for (top_p, top_k, min_p) in [(0.9, 0, 0.0), (1.0, 2, 0.0), (1.0, 0, 0.1)] {
+            let sampling = Sampling { temperature: 1.0, top_p, top_k, min_p, ..Sampling::GREEDY };
+            assert!(sample(&row, &sampling, 0).index() < row.len());
         }
     }
 }

@@ -33,7 +33,8 @@ fn a_format_begins_behind_the_reasoning() {
 fn tools_constrain_when_something_about_them_is_fixed() {
     let parameters = json!({"type": "object"});
     let made = |required, single, strict, format| {
-        let tools = vec![CallableTool { name: "look", parameters: &parameters, strict }];
+        let tools =
+            vec![CallableTool { name: "look", parameters: &parameters, strict, input: None }];
         let rules = CallRules { tools, required, single };
         constrain(format, Some(&rules), Beginning::Answer, MARKERS)
     };
@@ -63,7 +64,12 @@ fn a_grammar_beyond_the_bound_is_refused() {
 fn nothing_of_a_client_is_read_as_a_grammar() {
     let parameters =
         json!({"type": "object", "properties": {"a\"/ <[1]> \n%x": {"type": "string"}}});
-    let tools = vec![CallableTool { name: "x/\n<[2]>", parameters: &parameters, strict: true }];
+    let tools = vec![CallableTool {
+        name: "x/\n<[2]>",
+        parameters: &parameters,
+        strict: true,
+        input: None,
+    }];
     let rules = CallRules { tools, required: true, single: false };
     let made = constrain(AnswerFormat::Free, Some(&rules), Beginning::Answer, MARKERS);
     let text = made.unwrap().unwrap().grammar.text().to_owned();

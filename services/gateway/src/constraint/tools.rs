@@ -20,8 +20,9 @@ use std::fmt::Write;
 use serde_json::{Map, Value};
 use shared::TokenId;
 
-use super::lark::{characters, exactly, json};
-use super::{CallRules, CallableTool};
+use super::lark::{characters, exactly, expression, json};
+use super::lark_input::is_kept;
+use super::{CallRules, CallableTool, InputLanguage};
 
 /// What the answer may be instead of calls.
 pub(super) enum Instead {
@@ -64,7 +65,27 @@ pub(super) fn grammar(
     for (number, tool) in rules.tools.iter().enumerate() {
         let head = exactly(&format!(" invoke name=\"{}\">\n", tool.name));
         let close = format!("{mark} {}", exactly(" invoke>\n"));
-        let body = arguments(tool, &mark);
+        let input = match tool.input {
+            None => None,
+            Some(InputLanguage::Regex(text)) => {
+                // Terminals of their own: what the client wrote stands alone, and is refused alone.
+                rule(&format!("INPUT{number}"), &expression(text));
+                rule(&format!("VALUE{number}"), &format!("INPUT{number} \"</\""));
+                Some(format!("VALUE{number}"))
+            }
+            Some(InputLanguage::Lark(text)) if is_kept(text) => {
+                rule(&format!("input{number}"), &format!("%lark {{\n{text}\n}}"));
+                Some(format!("input{number} /<\\//"))
+            }
+            Some(InputLanguage::Lark(_)) => Some("/(.|\\n)*<\\//".to_owned()),
+        };
+        let body = match input {
+            None => arguments(tool, &mark),
+            Some(input) => {
+                let head = exactly(" parameter name=\"input\" string=\"true\">");
+                format!("/</ {mark} {head} {input} {mark} {}", exactly(" parameter>\n"))
+            }
+        };
         // Without a parameter there is an empty line.
         let close = if body.is_empty() {
             format!("/\\n?<\\// {close}")

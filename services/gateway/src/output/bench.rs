@@ -10,7 +10,7 @@ use futures::StreamExt;
 use shared::TokenId;
 use tokenizers::Tokenizer;
 
-use super::{Delta, OutputParser, OutputStart, Piece, Progress, Reading};
+use super::{Delta, OutputParser, OutputStart, Piece, Progress, Reading, Scored};
 use crate::vocabulary::tests::seedling;
 use crate::vocabulary::{TokenText, Vocabulary};
 
@@ -92,6 +92,39 @@ impl Bench {
             ids.extend_from_slice(self.tokenizer.encode(part, false).unwrap().get_ids());
         }
         ids
+    }
+
+    /// The usual tokens, with the text cut near these places, never within a mark.
+    pub(super) fn merged_tokens(&self, text: &str, cuts: &[u16]) -> Vec<u32> {
+        let within = |at: usize| {
+            let marks = MARKS.iter().flat_map(|mark| text.match_indices(mark));
+            !text.is_char_boundary(at)
+                || marks
+                    .map(|(from, mark)| from + 1..from + mark.len())
+                    .any(|mark| mark.contains(&at))
+        };
+        let mut places: Vec<usize> = cuts
+            .iter()
+            .map(|cut| usize::from(*cut) % (text.len() + 1))
+            .filter(|cut| !within(*cut))
+            .collect();
+        places.sort_unstable();
+        let ends = places.iter().copied().chain([text.len()]);
+        let mut from = 0;
+        let mut ids = Vec::new();
+        for end in ends {
+            ids.extend_from_slice(
+                self.tokenizer.encode(&text[from..end], false).unwrap().get_ids(),
+            );
+            from = end;
+        }
+        ids
+    }
+
+    /// What the tokens say, joined.
+    pub(super) fn spelled(&self, scored: &[Scored]) -> String {
+        let bytes = scored.iter().flat_map(|token| self.vocabulary.bytes(token.id).unwrap());
+        String::from_utf8(bytes.copied().collect()).unwrap()
     }
 
     pub(super) fn reading(&self, case: &Case, calls: bool) -> OutputParser {

@@ -172,54 +172,6 @@ fn arguments_come_as_they_are_written() {
     }
 }
 
-#[test]
-fn any_output_ends_without_markup_and_complete_calls_are_json() {
-    let bench = Bench::new();
-    let parts = [
-        "<｜DSML｜",
-        "</｜DSML｜",
-        " calls>",
-        " invoke name=\"",
-        " invoke>",
-        " parameter name=\"",
-        "\" string=\"",
-        "true\">",
-        "false\">",
-        " parameter>",
-        "f",
-        "\"",
-        "{",
-        "}",
-        "[1,",
-        "\n",
-        "</think>",
-        "<",
-        "/",
-        "STOP",
-        "é",
-        "｜DSML｜",
-    ];
-    let parts: Vec<Vec<u32>> = parts.iter().map(|part| bench.byte_tokens(part)).collect();
-    let mut state = 11_u32;
-    let mut next = |below: usize| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        usize::try_from(state >> 8).unwrap() % below
-    };
-    let starts = [OutputStart::Reasoning, OutputStart::Content, OutputStart::Calls];
-    for round in 0..4_000 {
-        let ids: Vec<u32> = (0..next(60)).flat_map(|_| parts[next(parts.len())].clone()).collect();
-        let said = bench.ours(&ids, &case("", starts[round % 3]), true);
-        check_calls(&said, round);
-    }
-}
-
-fn check_calls(said: &Said, round: usize) {
-    check_arguments(said, round);
-    for text in [&said.reasoning, &said.content] {
-        assert!(!text.contains(SENTINEL), "round {round}: {text}");
-    }
-}
-
 /// All calls but the last are complete, because only the end of the answer leaves one open.
 fn check_arguments(said: &Said, round: usize) {
     for (name, arguments) in said.calls.iter().rev().skip(1) {

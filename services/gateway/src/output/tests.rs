@@ -69,37 +69,6 @@ fn agrees_with_the_oracle_at_every_split_point() {
 }
 
 #[test]
-fn random_bytes_agree_with_the_oracle() {
-    let bench = Bench::new();
-    let alphabet: [&[u8]; 8] =
-        [b"\n", b"a", b"b", b"\xf0\x9f", b"\xa4\xad", b"\xff", b"ab", "é".as_bytes()];
-    let think_end = bench.vocabulary.control("</think>").unwrap().0;
-    let mut state = 1_u32;
-    for round in 0..400 {
-        let mut ids = Vec::new();
-        for _ in 0..24 {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let pick = usize::try_from(state >> 24).unwrap() % 9;
-            match alphabet.get(pick) {
-                Some(bytes) => ids.extend(bytes.iter().map(|byte| bench.byte_token(*byte))),
-                None => ids.push(think_end),
-            }
-        }
-        let starts = [OutputStart::Reasoning, OutputStart::Content, OutputStart::ContentContinued];
-        let stops: [&[&str]; 3] = [&[], &["aba", "bb"], &["a\nb", "é"]];
-        let case = Case { text: "", start: starts[round % 3], stops: stops[round / 3 % 3] };
-        let one_by_one: Vec<&[u32]> = ids.chunks(1).collect();
-        // The oracle keeps a broken byte at the very end back for ever, ours is shown once it is known to be broken.
-        let whole = |said: Said| {
-            let cut = |text: String| text.trim_end_matches('\u{fffd}').to_owned();
-            (cut(said.reasoning), cut(said.content))
-        };
-        let oracle = whole(bench.oracle(&one_by_one, &case, false));
-        assert_eq!(whole(bench.ours(&ids, &case, false)), oracle, "round {round}");
-    }
-}
-
-#[test]
 fn control_tokens_are_hidden_where_the_oracle_spells_them() {
     let bench = Bench::new();
     let text = "a<｜User｜>b<think>c｜DSML｜d<｜end▁of▁sentence｜>";
@@ -144,6 +113,8 @@ fn scored_tokens_join_to_the_text_that_was_shown() {
         ("a \u{1f92d}é STO b<\n\n<c", OutputStart::Content, "", true),
         ("think\n\n</think>\n\nanswer STOP rest", OutputStart::Reasoning, "think", true),
         ("x\n\n<｜DSML｜ calls>", OutputStart::Content, "", true),
+        ("hidden ｜DSML｜between <｜box｜>1", OutputStart::Content, "", true),
+        ("held <</think>back", OutputStart::Reasoning, "held <", true),
         ("", OutputStart::Content, "", false),
     ];
     for (text, start, reasoning, calls) in cases {
@@ -161,17 +132,9 @@ fn scored_tokens_join_to_the_text_that_was_shown() {
             }
         }
         parser.finish(&mut delta);
-        let joined = |scored: &[Scored]| {
-            let bytes: Vec<u8> = scored
-                .iter()
-                .flat_map(|token| bench.vocabulary.bytes(token.id).unwrap())
-                .copied()
-                .collect();
-            String::from_utf8(bytes).unwrap()
-        };
         let said = Said::of(&delta);
-        assert_eq!(joined(&delta.content_scores), said.content, "{text}");
-        assert_eq!(joined(&delta.reasoning_scores), reasoning, "{text}");
+        assert_eq!(bench.spelled(&delta.content_scores), said.content, "{text}");
+        assert_eq!(bench.spelled(&delta.reasoning_scores), reasoning, "{text}");
         assert_eq!(said.reasoning, reasoning, "{text}");
     }
 }

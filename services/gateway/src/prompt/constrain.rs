@@ -4,10 +4,12 @@ use deepseek_recipe_core::special_tokens::SpecialToken;
 use shared::Constraint;
 
 use super::Prompter;
-use crate::constraint::{AnswerFormat, Beginning, CallRules, CallableTool, Markers, constrain};
+use crate::constraint::{
+    AnswerFormat, Beginning, CallRules, CallableTool, InputLanguage, Markers, constrain,
+};
 use crate::error::ApiError;
 use crate::output::OutputStart;
-use crate::request::{Format, Shape};
+use crate::request::{Format, InputFormat, Shape};
 
 impl Prompter {
     /// What a worker keeps the answer to; none when it is free.
@@ -34,6 +36,10 @@ impl Prompter {
                     name: &tool.name,
                     parameters: &tool.parameters,
                     strict: tool.strict,
+                    input: tool.input.as_ref().map(|format| match format {
+                        InputFormat::Lark(text) => InputLanguage::Lark(text),
+                        InputFormat::Regex(text) => InputLanguage::Regex(text),
+                    }),
                 })
                 .collect(),
             required: rules.required,

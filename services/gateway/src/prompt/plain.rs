@@ -22,6 +22,10 @@ impl Memory for Forgetful {
     fn items(&self, _id: &str) -> Option<Vec<Value>> {
         None
     }
+
+    fn item(&self, _id: &str) -> Option<Value> {
+        None
+    }
 }
 
 impl Prompter {

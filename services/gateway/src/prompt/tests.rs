@@ -57,6 +57,10 @@ impl Memory for Nothing {
     fn items(&self, _id: &str) -> Option<Vec<Value>> {
         None
     }
+
+    fn item(&self, _id: &str) -> Option<Value> {
+        None
+    }
 }
 
 /// The plan for a request of any protocol; its runs have ids from `first` on.
@@ -509,10 +513,20 @@ fn counted_tokens_are_those_of_the_prompt() {
         json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}],
             "thinking": {"type": "disabled"}, "output_config": {"effort": 30}}),
     ] {
-        let counted = prompter.count(&body(&change)).ok().unwrap();
+        let counted = prompter.count(Protocol::Messages, &body(&change), &Nothing).ok().unwrap();
         let mut change = change.clone();
         change["max_tokens"] = 5.into();
         let plan = plan(&prompter, Protocol::Messages, 0, &change).ok().unwrap();
+        assert_eq!(plan.runs[0].prompt_tokens, counted, "{change}");
+    }
+    for change in [
+        json!({"input": "hi"}),
+        json!({"input": [{"role": "user", "content": "hi"}], "instructions": "Be brief.",
+            "tools": [{"type": "custom", "name": "c"}], "tool_choice": "required",
+            "reasoning": {"effort": 30}}),
+    ] {
+        let counted = prompter.count(Protocol::Responses, &body(&change), &Nothing).ok().unwrap();
+        let plan = plan(&prompter, Protocol::Responses, 0, &change).ok().unwrap();
         assert_eq!(plan.runs[0].prompt_tokens, counted, "{change}");
     }
 }

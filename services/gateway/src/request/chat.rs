@@ -25,9 +25,10 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
     let include_usage = fields.read_include_usage(stream)?;
     let mut draws = Draws::read(&mut fields)?;
     draws.logprobs = draws::read_logprobs(&mut fields)?;
+    draws.tell_ids = draws::read_tell_ids(&mut fields)?;
     let effort = effort::read(take_effort(&mut fields), "reasoning_effort")?;
     let thinking = read_thinking(&mut fields)?;
-    let (tools, choice) = read_tools(&mut fields)?;
+    let (Tools { tools, custom }, choice) = read_tools(&mut fields)?;
     let single = fields.read_flag("parallel_tool_calls")? == Some(false);
     let calls = tools::rules(&tools, &choice, single)?;
     let described = match fields.take("response_format") {
@@ -63,7 +64,7 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
     Ok(ApiRequest {
         model,
         source: Source::Chat(Box::new(recipe)),
-        form: Form::Chat { include_usage },
+        form: Form::Chat { include_usage, custom_tools: custom },
         stream,
         answers: draws::read_answers(&mut fields)?,
         draws,
@@ -105,22 +106,36 @@ fn read_thinking(fields: &mut Fields) -> Result<Option<ChatCompletionThinking>, 
     Ok(thinking.or(switched))
 }
 
-fn read_tools(fields: &mut Fields) -> Result<(Vec<Tool>, Choice), ApiError> {
+/// The tools of a request.
+#[derive(Default)]
+struct Tools {
+    tools: Vec<Tool>,
+    /// Names of those whose input is text.
+    custom: Vec<String>,
+}
+
+fn read_tools(fields: &mut Fields) -> Result<(Tools, Choice), ApiError> {
     let choice = tools::read_choice(fields.take("tool_choice"))?;
-    let list = tools::take_list(fields)?;
-    let mut read = Vec::with_capacity(list.len());
-    for (index, mut value) in list.into_iter().enumerate() {
+    let mut read = Tools::default();
+    for (index, mut value) in tools::take_list(fields)?.into_iter().enumerate() {
         let place = format!("tools[{index}]");
-        let kind = value.get("type").and_then(Value::as_str).unwrap_or_default();
-        if kind != "function" {
-            if choice == Choice::None {
-                continue;
+        let kind = value.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let inner = value.get_mut(kind.as_str()).map(Value::take).unwrap_or_default();
+        match kind.as_str() {
+            "function" => read.tools.push(Tool::read(inner, "parameters", &place)?),
+            "custom" => {
+                let tool = Tool::read_custom(inner, &place)?;
+                read.custom.push(tool.name.clone());
+                read.tools.push(tool);
             }
-            let message = format!("{place} is no function; this server calls functions only");
-            return Err(ApiError::unsupported(place, message));
+            _ if choice == Choice::None => {}
+            _ => {
+                let message = format!(
+                    "{place} is of type {kind:?}; this server calls function and custom tools only"
+                );
+                return Err(ApiError::unsupported(place, message));
+            }
         }
-        let function = value.get_mut("function").map(Value::take).unwrap_or_default();
-        read.push(Tool::read(function, "parameters", &place)?);
     }
     Ok((read, choice))
 }
@@ -219,6 +234,9 @@ fn adapt_assistant(map: &mut serde_json::Map<String, Value>) {
     }
     if let Some(Value::Array(calls)) = map.get_mut("tool_calls") {
         for call in calls {
+            if call["custom"].is_object() {
+                adapt_custom(call);
+            }
             if let Value::Object(call) = call {
                 call.entry("type").or_insert_with(|| "function".into());
             }
@@ -234,6 +252,18 @@ fn adapt_assistant(map: &mut serde_json::Map<String, Value>) {
         && let Some(Value::String(reasoning)) = map.remove("reasoning")
     {
         map.insert("reasoning_content".into(), reasoning.into());
+    }
+}
+
+/// The call of a custom tool becomes the one that the model made: of a function with one argument.
+fn adapt_custom(call: &mut Value) {
+    let mut custom = call["custom"].take();
+    let (name, input) = (custom["name"].take(), custom["input"].take());
+    if let Value::Object(call) = call {
+        call.remove("custom");
+        call.insert("type".into(), "function".into());
+        let arguments = json!({"input": input}).to_string();
+        call.insert("function".into(), json!({"name": name, "arguments": arguments}));
     }
 }
 

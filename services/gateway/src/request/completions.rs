@@ -30,6 +30,7 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
     let echo = fields.read_flag("echo")?.unwrap_or(false);
     let mut draws = Draws::read(&mut fields)?;
     draws.logprobs = read_logprobs(&mut fields, echo)?;
+    draws.tell_ids = draws::read_tell_ids(&mut fields)?;
     let answers = draws::read_answers(&mut fields)?;
     let best_of = fields.read_integer("best_of", 1, 20)?;
     if best_of.is_some_and(|best_of| best_of != u64::from(answers)) {

@@ -3,14 +3,18 @@
 use std::collections::HashMap;
 
 use deepseek_recipe::openai::ResponsesRequest;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::draws::{self, Draws};
-use super::fields::{Fields, holds_something, wrong};
+use super::fields::{Fields, holds_something, unsupported, wrong};
 use super::shape::{self, Format, Shape};
 use super::tools::{self, Choice, Tool};
 use super::{ApiRequest, Echo, Form, Memory, Source, effort};
 use crate::error::ApiError;
+use echo::echoed;
+
+mod echo;
+mod search;
 
 /// Begins the opaque copy of reasoning that clients give back. It keeps nothing from them: they have the text.
 pub(crate) const REASONING_COPY: &str = "kvasir-reasoning-1:";
@@ -25,21 +29,21 @@ pub(super) fn read(
     let isolation = fields.read_isolation(&["user_id"])?;
     refuse_unsupported(&mut fields)?;
     let mut echoed = echoed(&fields);
-    let input = read_input(&mut fields, memory)?;
-    let stream = fields.read_flag("stream")?.unwrap_or(false);
+    let mut input = read_input(&mut fields, memory)?;
+    let Manner { stream, store, background } = read_manner(&mut fields)?;
     let mut draws = Draws::read(&mut fields)?;
     let include: Vec<String> = fields.read("include", "a list of strings")?.unwrap_or_default();
     let includes = |name: &str| include.iter().any(|other| other == name);
     let top = draws::read_top_logprobs(&mut fields)?;
     draws.logprobs = top.or_else(|| includes("message.output_text.logprobs").then_some(0));
     let (effort, reasoning) = read_reasoning(&mut fields)?;
-    let declared = read_tools(&mut fields)?;
+    let mut declared = read_tools(&mut fields)?;
+    search::declare_found(&mut input, &mut declared)?;
     let choice = tools::read_choice(fields.take("tool_choice"))?;
     let single = fields.read_flag("parallel_tool_calls")? == Some(false);
     let calls = tools::rules(&declared.callable, &choice, single)?;
     let (format, text) = read_text(&mut fields)?;
     let kept = shape::read_extensions(&mut fields)?;
-    let store = fields.read_flag("store")?.unwrap_or(true);
     let body = json!({
         "model": model,
         "input": if input.is_empty() { Value::Null } else { input.clone().into() },
@@ -56,14 +60,16 @@ pub(super) fn read(
         .map_err(|error| ApiError::invalid(None, format!("the request is malformed: {error}")))?;
     echoed.insert("reasoning".into(), reasoning);
     echoed.insert("store".into(), store.into());
+    echoed.insert("background".into(), background.into());
     let echo = Echo {
         fields: echoed,
         input,
         store,
-        logprobs: draws.logprobs.is_some(),
         encrypted_reasoning: includes("reasoning.encrypted_content"),
         custom_tools: declared.custom,
+        search_tool: declared.search,
         namespaces: HashMap::new(),
+        background,
     };
     Ok(ApiRequest {
         model,
@@ -80,39 +86,29 @@ pub(super) fn read(
 }
 
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse(&["background", "conversation", "prompt", "context_management"])
+    fields.refuse(&["conversation", "prompt", "context_management"])
 }
 
-/// What the response object repeats, with OpenAI's defaults. A user that was not named is not repeated as null.
-fn echoed(fields: &Fields) -> Map<String, Value> {
-    let mut echo = Map::new();
-    for (name, default) in [
-        ("instructions", Value::Null),
-        ("max_output_tokens", Value::Null),
-        ("max_tool_calls", Value::Null),
-        ("metadata", json!({})),
-        ("parallel_tool_calls", true.into()),
-        ("previous_response_id", Value::Null),
-        ("prompt_cache_key", Value::Null),
-        ("safety_identifier", Value::Null),
-        ("temperature", json!(1.0)),
-        ("text", json!({"format": {"type": "text"}})),
-        ("tool_choice", "auto".into()),
-        ("tools", json!([])),
-        ("top_logprobs", 0.into()),
-        ("top_p", json!(1.0)),
-        ("truncation", "disabled".into()),
-        ("frequency_penalty", json!(0.0)),
-        ("presence_penalty", json!(0.0)),
-    ] {
-        echo.insert(name.to_owned(), fields.peek(name).cloned().unwrap_or(default));
+/// How a response comes to its client.
+struct Manner {
+    stream: bool,
+    store: bool,
+    /// Nobody waits for it, so it has to be kept, to be looked at.
+    background: bool,
+}
+
+fn read_manner(fields: &mut Fields) -> Result<Manner, ApiError> {
+    let stream = fields.read_flag("stream")?.unwrap_or(false);
+    let store = fields.read_flag("store")?.unwrap_or(true);
+    let background = fields.read_flag("background")?.unwrap_or(false);
+    if background && !store {
+        return Err(wrong("background", "false where store is false; or leave store out"));
     }
-    echo.insert("background".into(), false.into());
-    echo.insert("service_tier".into(), "default".into());
-    if let Some(user) = fields.peek("user") {
-        echo.insert("user".into(), user.clone());
+    if background && stream {
+        let advice = "a response is streamed or made in the background; leave one of them out";
+        return Err(unsupported("background", advice));
     }
-    echo
+    Ok(Manner { stream, store, background })
 }
 
 /// The effort, and the object that the response repeats.
@@ -171,12 +167,20 @@ struct Declared {
     recipe: Vec<Value>,
     /// Tools whose input is text.
     custom: Vec<String>,
+    /// The tool that the client searches for others with.
+    search: Option<&'static str>,
 }
 
 fn read_tools(fields: &mut Fields) -> Result<Declared, ApiError> {
     let mut declared = Declared::default();
-    for (index, value) in tools::take_list(fields)?.into_iter().enumerate() {
-        let place = format!("tools[{index}]");
+    declare(tools::take_list(fields)?, "tools", &mut declared)?;
+    Ok(declared)
+}
+
+/// Declares the tools of a list that stands at `place`.
+fn declare(list: Vec<Value>, place: &str, declared: &mut Declared) -> Result<(), ApiError> {
+    for (index, value) in list.into_iter().enumerate() {
+        let place = format!("{place}[{index}]");
         let kind = value.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
         match kind.as_str() {
             "function" => {
@@ -184,8 +188,9 @@ fn read_tools(fields: &mut Fields) -> Result<Declared, ApiError> {
                 declared.recipe.push(function(&tool));
                 declared.callable.push(tool);
             }
-            "custom" => declare_custom(value, &place, &mut declared)?,
-            "namespace" => declare_namespace(value, &place, &mut declared)?,
+            "custom" => declare_custom(value, &place, declared)?,
+            "namespace" => declare_namespace(value, &place, declared)?,
+            "tool_search" => search::declare(value, &place, declared)?,
             // The crate drops it: a hint that the client would like searches, not that it can do them.
             _ if kind.starts_with("web_search") => {}
             _ => {
@@ -196,7 +201,7 @@ fn read_tools(fields: &mut Fields) -> Result<Declared, ApiError> {
             }
         }
     }
-    Ok(declared)
+    Ok(())
 }
 
 fn function(tool: &Tool) -> Value {
@@ -207,23 +212,11 @@ fn function(tool: &Tool) -> Value {
 
 /// A tool that takes text becomes a function of one string. `apply_patch` the crate knows itself.
 fn declare_custom(value: Value, place: &str, declared: &mut Declared) -> Result<(), ApiError> {
-    let grammar = value["format"]["definition"].as_str().map(str::to_owned);
-    let mut tool = Tool::read(value, "parameters", place)?;
-    let input = json!({"type": "string", "description": "The whole input of the tool, as text."});
-    tool.parameters =
-        Some(json!({"type": "object", "properties": {"input": input}, "required": ["input"],
-            "additionalProperties": false}));
-    tool.strict = true;
-    if tool.name == "apply_patch" {
-        declared.recipe.push(json!({"type": "custom", "name": tool.name}));
-    } else {
-        let about = tool.description.take().unwrap_or_default();
-        tool.description = Some(match grammar {
-            Some(grammar) => format!("{about}\n\nThe input follows this grammar:\n{grammar}"),
-            None => about,
-        });
-        declared.recipe.push(function(&tool));
-    }
+    let tool = Tool::read_custom(value, place)?;
+    declared.recipe.push(match tool.name.as_str() {
+        "apply_patch" => json!({"type": "custom", "name": tool.name}),
+        _ => function(&tool),
+    });
     declared.custom.push(tool.name.clone());
     declared.callable.push(tool);
     Ok(())
@@ -273,13 +266,34 @@ fn read_input(fields: &mut Fields, memory: &dyn Memory) -> Result<Vec<Value>, Ap
             let content = json!([{"type": "input_text", "text": text}]);
             items.push(json!({"type": "message", "role": "user", "content": content}));
         }
-        Some(Value::Array(list)) if !list.is_empty() => items.extend(list),
+        Some(Value::Array(list)) if !list.is_empty() => {
+            for (index, item) in list.into_iter().enumerate() {
+                items.push(resolved(item, &format!("input[{index}]"), memory)?);
+            }
+        }
         Some(_) => return Err(wrong("input", wanted)),
     }
     for (index, item) in items.iter_mut().enumerate() {
         adapt(item, &format!("input[{index}]"))?;
     }
     Ok(items)
+}
+
+/// The item that a reference names; any other item is itself.
+fn resolved(item: Value, place: &str, memory: &dyn Memory) -> Result<Value, ApiError> {
+    // The type may be left out where there is nothing but an id.
+    let bare = item["type"].is_null() && item.as_object().is_some_and(|map| map.len() == 1);
+    if item["type"] != "item_reference" && !(bare && item["id"].is_string()) {
+        return Ok(item);
+    }
+    let id = item["id"].as_str().ok_or_else(|| wrong(place, "a reference with the item's id"))?;
+    memory.item(id).ok_or_else(|| {
+        let message = format!(
+            "{place} refers to the item {id:?}, which is not stored here (any more); send the item itself"
+        );
+        let error = ApiError::not_found("item_not_found", message);
+        ApiError { param: Some(place.to_owned()), ..error }
+    })
 }
 
 /// Puts an item into the form that the crate takes.
@@ -291,13 +305,10 @@ fn adapt(item: &mut Value, place: &str) -> Result<(), ApiError> {
         item["type"] = "message".into();
     }
     match item["type"].as_str().unwrap_or_default() {
-        "item_reference" => {
-            let message = "items are not stored one by one; send the item itself";
-            return Err(ApiError::unsupported(place, message));
-        }
         "message" => adapt_parts(item, "content", place)?,
         "function_call" => as_text(item, "arguments"),
         "custom_tool_call" => as_text(item, "input"),
+        "tool_search_call" => search::adapt_call(item),
         "function_call_output" | "custom_tool_call_output" => {
             if !item["output"].is_array() {
                 as_text(item, "output");

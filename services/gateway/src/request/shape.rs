@@ -45,6 +45,15 @@ pub(crate) struct CallableTool {
     pub(crate) parameters: Value,
     /// Whether calls are held to the schema.
     pub(crate) strict: bool,
+    /// The language of a custom tool's input.
+    pub(crate) input: Option<InputFormat>,
+}
+
+/// How the input of a custom tool is written, where it is not just text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum InputFormat {
+    Lark(String),
+    Regex(String),
 }
 
 /// Our extension and what clients of other servers send: a language that is not described in the prompt, only kept to.

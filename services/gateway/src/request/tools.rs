@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 
 use super::fields::{Fields, unsupported, wrong};
-use super::shape::{CallRules, CallableTool, close_objects};
+use super::shape::{CallRules, CallableTool, InputFormat, close_objects};
 use crate::error::ApiError;
 
 /// The most tools of a request. Agents with many servers declare a few hundred.
@@ -34,6 +34,8 @@ pub(super) struct Tool {
     pub(super) description: Option<String>,
     pub(super) parameters: Option<Value>,
     pub(super) strict: bool,
+    /// Of a custom tool: the language of its input.
+    pub(super) input: Option<InputFormat>,
 }
 
 impl Tool {
@@ -54,7 +56,7 @@ impl Tool {
         if strict && let Some(schema) = &mut parameters {
             close_objects(schema);
         }
-        Ok(Self { name, description, parameters, strict })
+        Ok(Self { name, description, parameters, strict, input: None })
     }
 
     /// As the chat protocol of the crate takes it.
@@ -161,6 +163,7 @@ pub(super) fn rules(
             name: tool.name.clone(),
             parameters: tool.parameters.clone().unwrap_or_else(|| json!({"type": "object"})),
             strict: tool.strict,
+            input: tool.input.clone(),
         })
         .collect();
     if callable.is_empty() {

@@ -10,27 +10,30 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use shared::{Priority, RequestId, SessionKey};
+use shared::{Priority, RequestId, SessionKey, Timestamp};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::Instrument;
 
+use super::background::{self, Client};
+use super::whole::{self, Patience, Work};
 use super::{REQUEST_ID, body, json, span_name};
 use crate::admission::Flight;
-use crate::answer::{Answer, outcome_of};
+use crate::answer::Answer;
 use crate::call::Call;
+use crate::dialect::Dialect;
 use crate::dispatch::Session;
+use crate::door::Visit;
 use crate::error::ApiError;
-use crate::evidence::ROUTING;
+use crate::evidence::{Evidence, ROUTING};
 use crate::gateway::Shared;
-use crate::output::Delta;
 use crate::prompt::{Asked, Incoming, Plan, Prompter};
 use crate::request::{Form, Protocol};
-use crate::runs::{Happened, Run, Runs};
+use crate::runs::{Run, Runs};
 use crate::stored::TenantResponses;
 use crate::stream::stream;
 use crate::wire::{
-    self, ChatWriter, CompletionsWriter, Finished, Head, MessagesWriter, ResponsesWriter, Writer,
+    self, ChatWriter, CompletionsWriter, Head, MessagesWriter, ResponsesWriter, Writer,
 };
 
 /// W3C Trace Context.
@@ -100,6 +103,10 @@ async fn complete(
     let call = call_of(shared, &request);
     let arrived = call.arrived();
     let with_evidence = shared.evidence.admits(request.headers());
+    let visit = request.extensions().get::<Arc<Visit>>().map(Arc::clone);
+    let silence = Duration::from_millis(shared.config.whole_keep_alive_ms);
+    let patience =
+        Patience { silence, dialect: Dialect::of(request.uri().path(), request.headers()) };
     let plan = match prepare(shared, (id, protocol), request).await {
         Ok(plan) => plan,
         Err(error) => return refuse(vec![flight], error),
@@ -112,6 +119,31 @@ async fn complete(
             Err(error) => return refuse(flights, error),
         }
     }
+    let (runs, evidence) = start(shared, &plan, arrived);
+    let work = Work { runs, flights };
+    let (streamed, head) = (plan.stream, head(shared, id, &plan));
+    let mut response = match plan.form {
+        Form::Responses(echo) if echo.background => {
+            background::begin(shared, Client { call: &call, visit }, head, *echo, work)
+        }
+        form => {
+            let echoes = plan.runs.iter().map(|run| run.echo.clone()).collect();
+            let writer = writer(shared, &call, head, form, echoes);
+            if streamed {
+                respond_streaming(shared, work, writer).await
+            } else {
+                whole::respond(work, writer, patience).await
+            }
+        }
+    };
+    if with_evidence && let Some(reason) = evidence.header() {
+        response.headers_mut().insert(ROUTING, reason);
+    }
+    response
+}
+
+/// The runs of a request that arrived at that time, and what is known of the first one's placing.
+fn start(shared: &Arc<Shared>, plan: &Plan, arrived: Timestamp) -> (Runs, Evidence) {
     let overflow = Arc::new(Notify::new());
     let run = |prepared: &Arc<_>| {
         let clock = Arc::clone(&shared.cluster.clock);
@@ -130,18 +162,7 @@ async fn complete(
     };
     let runs: Vec<Run> = plan.runs.iter().map(run).collect();
     let evidence = runs[0].session.evidence();
-    let runs = Runs::new(runs, overflow);
-    let streamed = plan.stream;
-    let writer = writer(shared, (id, &call), plan);
-    let mut response = if streamed {
-        respond_streaming(shared, runs, writer, flights).await
-    } else {
-        respond_whole(runs, writer, flights).await
-    };
-    if with_evidence && let Some(reason) = evidence.header() {
-        response.headers_mut().insert(ROUTING, reason);
-    }
-    response
+    (Runs::new(runs, overflow), evidence)
 }
 
 fn refuse(flights: Vec<Flight>, error: ApiError) -> Response {
@@ -151,25 +172,40 @@ fn refuse(flights: Vec<Flight>, error: ApiError) -> Response {
     error.into_response()
 }
 
-fn writer(shared: &Arc<Shared>, (id, call): (RequestId, &Call), plan: Plan) -> Box<dyn Writer> {
-    let head = Head {
+fn head(shared: &Shared, id: RequestId, plan: &Plan) -> Head {
+    Head {
         id: id.to_string(),
         created: shared.cluster.clock.unix_seconds(),
-        model: plan.model,
+        model: plan.model.clone(),
         fingerprint: format!("kvasir-{}", shared.prompter.model().numerics.0),
         thinking: plan.thinking,
         answers: plan.runs.len(),
         logprobs: plan.runs[0].logprobs.is_some(),
+        prompts: plan.runs[0]
+            .tell_ids
+            .then(|| plan.runs.iter().map(|run| Arc::clone(&run.prompt)).collect()),
         vocabulary: Arc::clone(shared.prompter.vocabulary()),
-    };
-    match plan.form {
-        Form::Chat { include_usage } => Box::new(ChatWriter::new(head, include_usage)),
+    }
+}
+
+/// What says the answers. `echoes`: what legacy completions show before each.
+fn writer(
+    shared: &Arc<Shared>,
+    call: &Call,
+    head: Head,
+    form: Form,
+    echoes: Vec<Option<Arc<str>>>,
+) -> Box<dyn Writer> {
+    match form {
+        Form::Chat { include_usage, custom_tools } => {
+            Box::new(ChatWriter::new(head, include_usage, custom_tools))
+        }
         Form::Messages => Box::new(MessagesWriter::new(head)),
         Form::Responses(echo) => {
-            Box::new(ResponsesWriter::new(head, *echo, Arc::new(memory(shared, call))))
+            let (memory, clock) = (Arc::new(memory(shared, call)), &shared.cluster.clock);
+            Box::new(ResponsesWriter::new(head, *echo, memory, Arc::clone(clock)))
         }
         Form::Completions { include_usage, .. } => {
-            let echoes = plan.runs.iter().map(|run| run.echo.clone()).collect();
             Box::new(CompletionsWriter::new(head, include_usage, echoes))
         }
     }
@@ -181,9 +217,16 @@ pub(super) fn memory(shared: &Arc<Shared>, call: &Call) -> TenantResponses {
     TenantResponses::new(Arc::clone(&shared.responses), tenant)
 }
 
-/// What a chat request would be looked up by: the names of its prompt's whole blocks. Without a model it is the first one.
+/// What the prompt of a request is looked up by: the names of its whole blocks; with `?tokens=true` its tokens as well. Without a
+/// model it is the first one, without `?protocol=` (chat, messages, responses, completions) a chat.
 pub(super) async fn prompt(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let id = shared.next_request_id();
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    let asks = |pair: &str| query.split('&').any(|other| other == pair);
+    let protocol = [Protocol::Messages, Protocol::Responses, Protocol::Completions]
+        .into_iter()
+        .find(|protocol| asks(&format!("protocol={}", span_name(*protocol))))
+        .unwrap_or(Protocol::Chat);
     let named = async {
         let call = call_of(&shared, &request);
         let mut body = body::read(&shared, request).await?;
@@ -194,10 +237,14 @@ pub(super) async fn prompt(State(shared): State<Arc<Shared>>, request: Request) 
         }
         let (trace, priority) = (Shared::trace(None, id), Priority::Normal);
         let asked = Asked { call, trace, priority, session: None };
-        prepare_body(&shared, (id, Protocol::Chat), asked, body).await
+        prepare_body(&shared, (id, protocol), asked, body).await
     };
     match named.await {
-        Ok(plan) => json(wire::prompt(plan.runs[0].prompt_tokens, &plan.runs[0].names)),
+        Ok(plan) => {
+            let run = &plan.runs[0];
+            let tokens = asks("tokens=true").then_some(&*run.prompt);
+            json(wire::prompt(run.prompt_tokens, &run.names, tokens))
+        }
         Err(error) => error.into_response(),
     }
 }
@@ -296,54 +343,8 @@ pub(super) async fn compute<T: Send + 'static>(
     })
 }
 
-async fn respond_whole(
-    mut runs: Runs,
-    mut writer: Box<dyn Writer>,
-    flights: Vec<Flight>,
-) -> Response {
-    let id = runs.id();
-    let mut said: Vec<Delta> = Vec::new();
-    let mut finished: Vec<Option<Finished>> = Vec::new();
-    said.resize_with(runs.count(), Delta::default);
-    finished.resize_with(runs.count(), || None);
-    loop {
-        match runs.next().await {
-            Happened::Began(_) => {}
-            Happened::Shown(index, delta) => said[index].append(delta),
-            Happened::Ended(index, delta, end) => {
-                let mut said = std::mem::take(&mut said[index]);
-                said.append(delta);
-                let outcome = outcome_of(&end);
-                finished[index] = Some(Finished { said, end });
-                if runs.is_done() {
-                    let total = runs.total();
-                    drop(runs);
-                    for flight in flights {
-                        flight.end(outcome);
-                    }
-                    let answers: Vec<Finished> = finished.into_iter().flatten().collect();
-                    return json(writer.whole(&answers, &total));
-                }
-            }
-            Happened::Failed(error) => {
-                drop(runs);
-                return refuse(flights, ApiError::from_serve(&error, id));
-            }
-            Happened::Overflow => {
-                // The handler reads as fast as it can, so only a runtime without a free thread gets here.
-                tracing::error!(request = %id, "the answer came faster than it was read");
-                return refuse(flights, ApiError::internal(id));
-            }
-        }
-    }
-}
-
-async fn respond_streaming(
-    shared: &Arc<Shared>,
-    runs: Runs,
-    writer: Box<dyn Writer>,
-    flights: Vec<Flight>,
-) -> Response {
+async fn respond_streaming(shared: &Arc<Shared>, work: Work, writer: Box<dyn Writer>) -> Response {
+    let Work { runs, flights } = work;
     let config = &shared.config;
     let silence = Duration::from_millis(config.keep_alive_ms);
     let (pump, body) = stream(runs, writer, config.answer_buffer_tokens_max, silence);

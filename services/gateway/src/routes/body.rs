@@ -12,6 +12,9 @@ use crate::error::ApiError;
 use crate::gateway::Shared;
 use crate::linger::{discard, discard_request};
 
+/// Bytes that are set aside for a body whose length is declared, at most: who declares more has to send it first.
+const RESERVED_MAX: usize = 1 << 20;
+
 /// # Errors
 /// When the body is too large, too slow or broken off.
 pub(super) async fn read(shared: &Shared, request: Request) -> Result<Vec<u8>, ApiError> {
@@ -23,14 +26,14 @@ pub(super) async fn read(shared: &Shared, request: Request) -> Result<Vec<u8>, A
         discard_request(request, shared.config.discarded_bytes_max()).await;
         return Err(ApiError::body_too_large(bytes_max));
     }
-    let reading = collect(request.into_body(), bytes_max);
+    let reserved = declared.unwrap_or(0).min(RESERVED_MAX);
+    let reading = collect(request.into_body(), Vec::with_capacity(reserved), bytes_max);
     let read = timeout(Duration::from_millis(wait_ms), reading).await;
     read.unwrap_or_else(|_| Err(ApiError::body_timeout(wait_ms)))
 }
 
-async fn collect(body: Body, bytes_max: usize) -> Result<Vec<u8>, ApiError> {
+async fn collect(body: Body, mut bytes: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, ApiError> {
     let mut parts = body.into_data_stream();
-    let mut bytes = Vec::new();
     while let Some(part) = parts.next().await {
         let part = part.map_err(|error| {
             let message = format!("the body broke off: {error}; send it again");

@@ -1,9 +1,11 @@
 //! Responses that are kept: to look at, and to forget.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::{Path, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
@@ -12,7 +14,7 @@ use super::json as reply;
 use crate::call::Call;
 use crate::error::ApiError;
 use crate::gateway::Shared;
-use crate::stored::{Stored, input_items as list};
+use crate::stored::{Cancelled, Page, page};
 use crate::wire;
 
 /// The response object.
@@ -21,16 +23,45 @@ pub(super) async fn find(
     Path(id): Path<String>,
     call: Extension<Arc<Call>>,
 ) -> Response {
-    show(&shared, (&id, &call), |stored| wire::json(&stored.object))
+    match memory(&shared, &call).find(&id) {
+        Some(stored) => reply(wire::json(&stored.object)),
+        None => missing(&id).into_response(),
+    }
 }
 
-/// The items that the response answered.
+/// The items that the response answered, page by page.
 pub(super) async fn input_items(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<String>,
+    query: Result<Query<HashMap<String, String>>, QueryRejection>,
+    call: Extension<Arc<Call>>,
+) -> Response {
+    let list = || {
+        let query = query.map_err(|_| ApiError::invalid(None, "the query is malformed"))?;
+        let asked = Page::read(&query)?;
+        let stored = memory(&shared, &call).find(&id).ok_or_else(|| missing(&id))?;
+        page(&id, &stored, &asked)
+    };
+    match list() {
+        Ok(list) => reply(wire::json(&list)),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Stops a response that is made in the background.
+pub(super) async fn cancel(
     State(shared): State<Arc<Shared>>,
     Path(id): Path<String>,
     call: Extension<Arc<Call>>,
 ) -> Response {
-    show(&shared, (&id, &call), |stored| wire::json(&list(&id, stored)))
+    match memory(&shared, &call).cancel(&id) {
+        Cancelled::Over(stored) => reply(wire::json(&stored.object)),
+        Cancelled::Attended => {
+            let message = "only responses that were asked for with background: true can be cancelled; close the connection of others";
+            ApiError::invalid(None, message).into_response()
+        }
+        Cancelled::Missing => missing(&id).into_response(),
+    }
 }
 
 /// Forgets the response.
@@ -43,17 +74,6 @@ pub(super) async fn delete(
         return missing(&id).into_response();
     }
     reply(wire::json(&json!({"id": id, "object": "response", "deleted": true})))
-}
-
-fn show(
-    shared: &Arc<Shared>,
-    (id, call): (&str, &Call),
-    text: impl FnOnce(&Stored) -> Vec<u8>,
-) -> Response {
-    match memory(shared, call).find(id) {
-        Some(stored) => reply(text(&stored)),
-        None => missing(id).into_response(),
-    }
 }
 
 fn missing(id: &str) -> ApiError {

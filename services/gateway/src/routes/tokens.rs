@@ -11,6 +11,7 @@ use crate::error::ApiError;
 use crate::gateway::Shared;
 use crate::metrics::Outcome;
 use crate::prompt::Prompter;
+use crate::request::Protocol;
 use crate::wire;
 
 /// `{"prompt": ..}` or `{"messages": ..}` to its tokens. The members are vLLM's.
@@ -34,8 +35,21 @@ pub(super) async fn detokenize(State(shared): State<Arc<Shared>>, request: Reque
 
 /// What a request for messages would be billed as input, whatever of it is cached.
 pub(super) async fn count(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    work(&shared, request, |prompter, body| {
-        prompter.count(body).map(|tokens| wire::json(&json!({"input_tokens": tokens})))
+    let memory = answers::memory(&shared, &answers::call_of(&shared, &request));
+    work(&shared, request, move |prompter, body| {
+        let tokens = prompter.count(Protocol::Messages, body, &memory)?;
+        Ok(wire::json(&json!({"input_tokens": tokens})))
+    })
+    .await
+}
+
+/// The same of a request for a response.
+pub(super) async fn count_input(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let memory = answers::memory(&shared, &answers::call_of(&shared, &request));
+    work(&shared, request, move |prompter, body| {
+        let tokens = prompter.count(Protocol::Responses, body, &memory)?;
+        let object = "response.input_tokens";
+        Ok(wire::json(&json!({"object": object, "input_tokens": tokens})))
     })
     .await
 }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::unquoting::Unquoting;
 use super::{DONE, Finished, Head, Report, Usage, Writer, call_id, frame, json, logprobs};
 use crate::answer::{Bill, End};
 use crate::error::ApiError;
@@ -17,8 +18,18 @@ pub(crate) struct ChatWriter {
     head: Head,
     /// Whether the client asked for a usage chunk.
     include_usage: bool,
+    /// Tools whose input is text and not JSON.
+    custom_tools: Vec<String>,
     /// Calls of each answer so far.
-    calls: Vec<usize>,
+    calls: Vec<Calls>,
+}
+
+/// The calls of an answer that is streamed.
+#[derive(Default)]
+struct Calls {
+    count: usize,
+    /// How the input of the last one is had from its arguments, if it is a custom tool's.
+    input: Option<Unquoting>,
 }
 
 #[derive(Serialize)]
@@ -34,6 +45,9 @@ struct Chunk<'a> {
     usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kvasir: Option<Report>,
+    /// With the first chunk only, as vLLM has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Serialize)]
@@ -42,6 +56,8 @@ struct ChunkChoice<'a> {
     delta: ChunkDelta<'a>,
     logprobs: Option<&'a Logprobs>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
 }
 
 /// An absent field is not sent; a present one may be null.
@@ -65,7 +81,10 @@ struct CallDelta<'a> {
     id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<&'static str>,
-    function: FunctionDelta<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<FunctionDelta<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom: Option<CustomDelta<'a>>,
 }
 
 #[derive(Serialize)]
@@ -73,6 +92,13 @@ struct FunctionDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     arguments: &'a str,
+}
+
+#[derive(Serialize)]
+struct CustomDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    input: &'a str,
 }
 
 #[derive(Serialize)]
@@ -85,6 +111,8 @@ struct Completion<'a> {
     choices: Vec<Choice>,
     usage: Usage,
     kvasir: Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
 }
 
 /// Of reasoning they stand apart, as DeepSeek has them.
@@ -102,6 +130,8 @@ struct Choice {
     message: Message,
     logprobs: Option<Logprobs>,
     finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Serialize)]
@@ -119,7 +149,10 @@ struct Message {
 struct Call {
     id: String,
     r#type: &'static str,
-    function: Function,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<Function>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom: Option<Custom>,
 }
 
 #[derive(Serialize)]
@@ -128,11 +161,18 @@ struct Function {
     arguments: String,
 }
 
+#[derive(Serialize)]
+struct Custom {
+    name: String,
+    input: String,
+}
+
 impl ChatWriter {
-    pub(crate) fn new(mut head: Head, include_usage: bool) -> Self {
+    pub(crate) fn new(mut head: Head, include_usage: bool, custom_tools: Vec<String>) -> Self {
         head.id = format!("chatcmpl-{}", head.id);
-        let calls = vec![0; head.answers];
-        Self { head, include_usage, calls }
+        let mut calls = Vec::new();
+        calls.resize_with(head.answers, Calls::default);
+        Self { head, include_usage, custom_tools, calls }
     }
 
     fn chunk<'a>(&'a self, choices: &'a [ChunkChoice<'a>]) -> Chunk<'a> {
@@ -145,6 +185,7 @@ impl ChatWriter {
             choices,
             usage: self.include_usage.then_some(None),
             kvasir: None,
+            prompt_token_ids: None,
         }
     }
 
@@ -169,8 +210,19 @@ impl ChatWriter {
         logprobs: Option<&Logprobs>,
         events: &mut Vec<u8>,
     ) {
-        let choice = ChunkChoice { index, delta, logprobs, finish_reason: None };
+        let choice = ChunkChoice { index, delta, logprobs, finish_reason: None, token_ids: None };
         events.extend_from_slice(&frame(&json(&self.chunk(&[choice]))));
+    }
+
+    /// The ids of the tokens that came, if they are told, in a chunk of their own: some show nothing, some more than one thing.
+    fn push_ids(&self, index: usize, said: &Delta, events: &mut Vec<u8>) {
+        let token_ids = self.head.answer_ids(&said.ids).filter(|ids| !ids.is_empty());
+        if token_ids.is_some() {
+            let delta = ChunkDelta::default();
+            let choice =
+                ChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids };
+            events.extend_from_slice(&frame(&json(&self.chunk(&[choice]))));
+        }
     }
 
     fn message(&self, index: usize, said: &Delta) -> Message {
@@ -182,14 +234,20 @@ impl ChatWriter {
                 Piece::Reasoning(text) => reasoning.push_str(text),
                 Piece::Call(name) => {
                     let id = format!("call_{}", call_id(&self.head, index, tool_calls.len()));
-                    let function = Function { name: name.clone(), arguments: String::new() };
-                    tool_calls.push(Call { id, r#type: "function", function });
+                    tool_calls.push(self.call(id, name));
                 }
                 Piece::Arguments(text) => {
                     let call = tool_calls.last_mut().expect("arguments follow their call's name");
-                    call.function.arguments.push_str(text);
+                    match (&mut call.function, &mut call.custom) {
+                        (Some(function), _) => function.arguments.push_str(text),
+                        (None, Some(custom)) => custom.input.push_str(text),
+                        (None, None) => {}
+                    }
                 }
             }
+        }
+        for custom in tool_calls.iter_mut().filter_map(|call| call.custom.as_mut()) {
+            custom.input = text_of(&custom.input);
         }
         let silent = content.is_empty() && !tool_calls.is_empty();
         Message {
@@ -202,6 +260,78 @@ impl ChatWriter {
     }
 }
 
+impl ChatWriter {
+    /// A call without its arguments, or its input.
+    fn call(&self, id: String, name: &str) -> Call {
+        let name = name.to_owned();
+        if self.custom_tools.contains(&name) {
+            let custom = Some(Custom { name, input: String::new() });
+            return Call { id, r#type: "custom", function: None, custom };
+        }
+        let function = Some(Function { name, arguments: String::new() });
+        Call { id, r#type: "function", function, custom: None }
+    }
+
+    /// The last call's arguments, or what of them is the input of a custom tool; nothing when that is nothing. Without text the
+    /// call is over.
+    fn push_arguments(&mut self, index: usize, text: Option<&str>, shown: Shown<'_, '_>) {
+        let Shown { logprobs, events } = shown;
+        let Calls { count, input } = &mut self.calls[index];
+        let Some(call) = count.checked_sub(1) else { return };
+        let mut taken = String::new();
+        let (function, custom) = match (input, text) {
+            (Some(unquoting), text) => {
+                match text {
+                    Some(text) => unquoting.push(text, &mut taken),
+                    None => unquoting.finish(&mut taken),
+                }
+                if taken.is_empty() {
+                    return;
+                }
+                (None, Some(CustomDelta { name: None, input: &taken }))
+            }
+            (None, Some(text)) => (Some(FunctionDelta { name: None, arguments: text }), None),
+            (None, None) => return,
+        };
+        let delta = CallDelta { index: call, id: None, r#type: None, function, custom };
+        let delta = ChunkDelta { tool_calls: Some([delta]), ..ChunkDelta::default() };
+        self.push_delta(index, delta, logprobs, events);
+    }
+
+    fn push_call(&mut self, index: usize, name: &str, shown: Shown<'_, '_>) {
+        let Shown { logprobs, events } = shown;
+        self.push_arguments(index, None, Shown { logprobs: None, events });
+        let is_custom = self.custom_tools.iter().any(|tool| tool == name);
+        let calls = &mut self.calls[index];
+        let call = calls.count;
+        calls.count += 1;
+        calls.input = is_custom.then(Unquoting::default);
+        let (kind, function, custom) = if is_custom {
+            ("custom", None, Some(CustomDelta { name: Some(name), input: "" }))
+        } else {
+            ("function", Some(FunctionDelta { name: Some(name), arguments: "" }), None)
+        };
+        let id = Some(format!("call_{}", call_id(&self.head, index, call)));
+        let delta = CallDelta { index: call, id, r#type: Some(kind), function, custom };
+        let delta = ChunkDelta { tool_calls: Some([delta]), ..ChunkDelta::default() };
+        self.push_delta(index, delta, logprobs, events);
+    }
+}
+
+/// Where a chunk goes, and what is told with it.
+struct Shown<'a, 'b> {
+    logprobs: Option<&'a Logprobs>,
+    events: &'b mut Vec<u8>,
+}
+
+/// The input of a custom tool in the arguments of its call.
+fn text_of(arguments: &str) -> String {
+    let (mut unquoting, mut text) = (Unquoting::default(), String::new());
+    unquoting.push(arguments, &mut text);
+    unquoting.finish(&mut text);
+    text
+}
+
 impl Writer for ChatWriter {
     /// Who speaks.
     fn open(&mut self) -> Bytes {
@@ -212,7 +342,16 @@ impl Writer for ChatWriter {
             let role = Some("assistant");
             let content = Some(content);
             let delta = ChunkDelta { role, content, reasoning_content, tool_calls: None };
-            self.push_delta(index, delta, None, &mut events);
+            let choices = [ChunkChoice {
+                index,
+                delta,
+                logprobs: None,
+                finish_reason: None,
+                token_ids: None,
+            }];
+            let mut chunk = self.chunk(&choices);
+            chunk.prompt_token_ids = self.head.prompt_ids(index).filter(|_| index == 0);
+            events.extend_from_slice(&frame(&json(&chunk)));
         }
         events.into()
     }
@@ -226,45 +365,47 @@ impl Writer for ChatWriter {
         // They stand with the first part; there is a second one only where a kind of text ends within a token.
         let mut logprobs = self.logprobs(delta);
         logprobs.take_if(|told| told.content.is_none() && told.reasoning_content.is_none());
+        self.push_ids(index, delta, &mut events);
         for piece in delta.pieces() {
-            let mut shown = ChunkDelta::default();
-            match piece {
-                Piece::Reasoning(text) => {
-                    shown.content = Some(None);
-                    shown.reasoning_content = Some(Some(text));
+            let told = logprobs.take();
+            let logprobs = told.as_ref();
+            let text = match piece {
+                Piece::Reasoning(text) => ChunkDelta {
+                    content: Some(None),
+                    reasoning_content: Some(Some(text)),
+                    ..ChunkDelta::default()
+                },
+                Piece::Content(text) => {
+                    ChunkDelta { content: Some(Some(text)), ..ChunkDelta::default() }
                 }
-                Piece::Content(text) => shown.content = Some(Some(text)),
                 Piece::Call(name) => {
-                    let call = self.calls[index];
-                    self.calls[index] += 1;
-                    shown.tool_calls = Some([CallDelta {
-                        index: call,
-                        id: Some(format!("call_{}", call_id(&self.head, index, call))),
-                        r#type: Some("function"),
-                        function: FunctionDelta { name: Some(name), arguments: "" },
-                    }]);
+                    self.push_call(index, name, Shown { logprobs, events: &mut events });
+                    continue;
                 }
                 Piece::Arguments(text) => {
-                    let call = self.calls[index] - 1;
-                    let function = FunctionDelta { name: None, arguments: text };
-                    shown.tool_calls =
-                        Some([CallDelta { index: call, id: None, r#type: None, function }]);
+                    let shown = Shown { logprobs, events: &mut events };
+                    self.push_arguments(index, Some(text), shown);
+                    continue;
                 }
-            }
-            self.push_delta(index, shown, logprobs.take().as_ref(), &mut events);
+            };
+            self.push_delta(index, text, logprobs, &mut events);
         }
         events.into()
     }
 
     fn end(&mut self, index: usize, end: &End, bill: &Bill) -> Bytes {
+        let mut events = Vec::new();
+        self.push_arguments(index, None, Shown { logprobs: None, events: &mut events });
         let finish_reason = Some(word(end));
         let delta = ChunkDelta::default();
-        let choices = [ChunkChoice { index, delta, logprobs: None, finish_reason }];
+        let choices =
+            [ChunkChoice { index, delta, logprobs: None, finish_reason, token_ids: None }];
         let mut chunk = self.chunk(&choices);
         if !self.include_usage {
             chunk.kvasir = Some(Report::of(bill));
         }
-        frame(&json(&chunk))
+        events.extend_from_slice(&frame(&json(&chunk)));
+        events.into()
     }
 
     fn close(&mut self, total: &Bill) -> Bytes {
@@ -289,6 +430,7 @@ impl Writer for ChatWriter {
             message: self.message(index, &answer.said),
             logprobs: self.logprobs(&answer.said),
             finish_reason: word(&answer.end),
+            token_ids: self.head.answer_ids(&answer.said.ids),
         };
         json(&Completion {
             id: &self.head.id,
@@ -299,6 +441,7 @@ impl Writer for ChatWriter {
             choices: answers.iter().enumerate().map(choice).collect(),
             usage: Usage::of(total),
             kvasir: Report::of(total),
+            prompt_token_ids: self.head.prompt_ids(0),
         })
     }
 }

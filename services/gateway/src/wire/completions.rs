@@ -1,9 +1,11 @@
 //! Legacy completions and their chunks.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use shared::TokenId;
 
 use super::{DONE, Finished, Head, Report, Usage, Writer, frame, logprobs};
 use crate::answer::{Bill, End};
@@ -19,13 +21,15 @@ pub(crate) struct CompletionsWriter {
     echoes: Vec<Option<Arc<str>>>,
     /// Characters of each answer's text so far.
     offsets: Vec<usize>,
+    /// Answers whose prompt's ids were told, if any are.
+    prompts_told: HashSet<usize>,
 }
 
 impl CompletionsWriter {
     pub(crate) fn new(mut head: Head, include_usage: bool, echoes: Vec<Option<Arc<str>>>) -> Self {
         head.id = format!("cmpl-{}", head.id);
         let offsets = vec![0; head.answers];
-        Self { head, include_usage, echoes, offsets }
+        Self { head, include_usage, echoes, offsets, prompts_told: HashSet::new() }
     }
 
     fn object(&self, choices: Value) -> Value {
@@ -56,10 +60,22 @@ impl CompletionsWriter {
         logprobs::legacy(&said.content_scores, &self.head.vocabulary, offset)
     }
 
-    fn text_event(&self, index: usize, text: &str, logprobs: &Value) -> Bytes {
-        let choice =
-            json!([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": null}]);
-        frame(&super::json(&self.chunk(choice)))
+    fn text_event(&mut self, index: usize, text: &str, logprobs: &Value, ids: &[TokenId]) -> Bytes {
+        let mut choice =
+            json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": null});
+        let prompt = self.prompts_told.insert(index).then(|| self.head.prompt_ids(index));
+        self.tell_ids(&mut choice, prompt.flatten(), ids);
+        frame(&super::json(&self.chunk(json!([choice]))))
+    }
+
+    /// The ids of a prompt and of what was said, as vLLM tells them.
+    fn tell_ids(&self, choice: &mut Value, prompt: Option<Vec<u32>>, ids: &[TokenId]) {
+        if let Some(prompt) = prompt {
+            choice["prompt_token_ids"] = prompt.into();
+        }
+        if let Some(ids) = self.head.answer_ids(ids) {
+            choice["token_ids"] = ids.into();
+        }
     }
 }
 
@@ -70,18 +86,18 @@ impl Writer for CompletionsWriter {
 
     fn began(&mut self, index: usize, _bill: &Bill) -> Bytes {
         match self.echoes[index].take() {
-            Some(echo) if !echo.is_empty() => self.text_event(index, &echo, &Value::Null),
+            Some(echo) if !echo.is_empty() => self.text_event(index, &echo, &Value::Null, &[]),
             _ => Bytes::new(),
         }
     }
 
     fn show(&mut self, index: usize, delta: &Delta) -> Bytes {
         let text = text_of(delta);
-        if text.is_empty() {
+        if text.is_empty() && delta.ids.is_empty() {
             return Bytes::new();
         }
         let logprobs = self.logprobs(index, delta);
-        self.text_event(index, &text, &logprobs)
+        self.text_event(index, &text, &logprobs, &delta.ids)
     }
 
     fn end(&mut self, index: usize, end: &End, bill: &Bill) -> Bytes {
@@ -117,8 +133,10 @@ impl Writer for CompletionsWriter {
             let echo = self.echoes[index].as_deref().unwrap_or_default();
             let text = format!("{echo}{}", text_of(&answer.said));
             let finish_reason = word(&answer.end);
-            choices.push(json!({"index": index, "text": text, "logprobs": logprobs,
-                "finish_reason": finish_reason}));
+            let mut choice = json!({"index": index, "text": text, "logprobs": logprobs,
+                "finish_reason": finish_reason});
+            self.tell_ids(&mut choice, self.head.prompt_ids(index), &answer.said.ids);
+            choices.push(choice);
         }
         let mut object = self.object(choices.into());
         object["usage"] = json!(Usage::of(total));

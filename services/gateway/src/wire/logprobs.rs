@@ -3,6 +3,8 @@
 //! A token that is no whole text, because a character takes several, is shown by escapes of its bytes; the list of bytes is
 //! exact in any case, and those of all tokens joined are the bytes of the text.
 
+use std::iter::once;
+
 use serde_json::{Value, json};
 use shared::TokenId;
 
@@ -34,8 +36,10 @@ pub(super) fn legacy(scored: &[Scored], vocabulary: &Vocabulary, offset: &mut us
     let texts: Vec<String> = scored.iter().map(|token| text(token.id, vocabulary)).collect();
     let logprobs: Vec<f32> = scored.iter().map(|token| finite(token.scores.logprob)).collect();
     let top = scored.iter().map(|token| {
-        let pairs = token.scores.top.iter();
-        let pairs = pairs.map(|(id, logprob)| (text(*id, vocabulary), json!(finite(*logprob))));
+        // The token that was drawn is always among them: OpenAI's API, also where no others are asked for.
+        let drawn = once((token.id, token.scores.logprob));
+        let pairs = token.scores.top.iter().copied().chain(drawn);
+        let pairs = pairs.map(|(id, logprob)| (text(id, vocabulary), json!(finite(logprob))));
         Value::Object(pairs.collect())
     });
     json!({

@@ -208,6 +208,7 @@ fn usage(bill: &Bill) -> Value {
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": bill.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": bill.reasoning_tokens},
         "service_tier": "standard",
     })
 }

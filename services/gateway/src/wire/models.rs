@@ -65,7 +65,7 @@ fn anthropic_object(id: &str, created: u64) -> Value {
 
 /// Seconds since 1970 as RFC 3339 has them, in UTC. Days to dates: Howard Hinnant, "chrono-compatible low-level date
 /// algorithms".
-fn date(seconds: u64) -> String {
+pub(crate) fn date(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use shared::Clock;
 
 use super::{Finished, Head, Report, Writer, call_id, logprobs, push_named};
 use crate::answer::{Bill, End};
@@ -23,6 +24,7 @@ pub(crate) struct ResponsesWriter {
     head: Head,
     echo: Echo,
     memory: Arc<TenantResponses>,
+    clock: Arc<dyn Clock>,
     sequence: u64,
     /// Items that are done, as the response object shows them.
     output: Vec<Value>,
@@ -34,12 +36,18 @@ pub(crate) struct ResponsesWriter {
 }
 
 impl ResponsesWriter {
-    pub(crate) fn new(mut head: Head, echo: Echo, memory: Arc<TenantResponses>) -> Self {
+    pub(crate) fn new(
+        mut head: Head,
+        echo: Echo,
+        memory: Arc<TenantResponses>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         head.id = format!("resp_{}", head.id);
         Self {
             head,
             echo,
             memory,
+            clock,
             sequence: 0,
             output: Vec::new(),
             open: None,
@@ -49,11 +57,30 @@ impl ResponsesWriter {
         }
     }
 
+    /// The response's id.
+    pub(crate) fn id(&self) -> &str {
+        &self.head.id
+    }
+
+    /// The response before anything of it was said.
+    pub(crate) fn begun(&self) -> Stored {
+        Stored { object: self.object("in_progress"), input: self.echo.input.clone() }
+    }
+
+    /// The object of a response whose answer is complete. Nothing is kept of it here.
+    pub(crate) fn finished(&mut self, answers: &[Finished], total: &Bill) -> Value {
+        let answer = answers.first().expect("a response has one answer");
+        self.show(0, &answer.said);
+        self.end(0, &answer.end, total);
+        self.last_object(total)
+    }
+
     fn object(&self, status: &str) -> Value {
         let mut object = json!({
             "id": self.head.id,
             "object": "response",
             "created_at": self.head.created,
+            "completed_at": null,
             "status": status,
             "error": null,
             "incomplete_details": null,
@@ -71,7 +98,9 @@ impl ResponsesWriter {
     fn last_object(&self, total: &Bill) -> Value {
         let complete = self.end != End::Length;
         let mut object = self.object(if complete { "completed" } else { "incomplete" });
-        if !complete {
+        if complete {
+            object["completed_at"] = self.clock.unix_seconds().into();
+        } else {
             object["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
         object["usage"] = usage(total);
@@ -149,6 +178,8 @@ impl ResponsesWriter {
                 self.calls += 1;
                 let item = if self.echo.custom_tools.contains(name) {
                     Item::custom(id("ctc"), call_id, name.clone())
+                } else if self.echo.search_tool == Some(name.as_str()) {
+                    Item::search(id("tsc"), call_id)
                 } else {
                     let place = self.echo.namespaces.get(name);
                     let (namespace, name) = match place {
@@ -190,7 +221,7 @@ impl Writer for ResponsesWriter {
 
     fn show(&mut self, _index: usize, delta: &Delta) -> Bytes {
         let mut events = Vec::new();
-        if self.echo.logprobs {
+        if self.head.logprobs {
             self.logprobs = logprobs::tokens(&delta.content_scores, &self.head.vocabulary);
         }
         for piece in delta.pieces() {
@@ -226,10 +257,7 @@ impl Writer for ResponsesWriter {
     }
 
     fn whole(&mut self, answers: &[Finished], total: &Bill) -> Vec<u8> {
-        let answer = answers.first().expect("a response has one answer");
-        self.show(0, &answer.said);
-        self.end(0, &answer.end, total);
-        let object = self.last_object(total);
+        let object = self.finished(answers, total);
         self.store(&object);
         super::json(&object)
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use shared::Grammar;
 
-use crate::client::{Reply, chat, open_chat, read_until};
+use crate::client::{Reply, chat, open_chat, post, read_until};
 use crate::house::{House, Seen, ask};
 
 const CALLS: &str = "I look.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"get_weather\">\n<｜DSML｜ parameter name=\"city\" string=\"true\">杭州 \"x\" </b></｜DSML｜ parameter>\n<｜DSML｜ parameter name=\"days\" string=\"false\">3</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n<｜DSML｜ invoke name=\"get_time\">\n\n</｜DSML｜ invoke>\n</｜DSML｜ calls>";
@@ -212,4 +212,106 @@ async fn behaviour_23_24_formats_and_calls_go_to_the_worker_as_constraints() {
         (refused.status, &refused.json()["error"]["code"]),
         (400, &json!("grammar_refused"))
     );
+}
+
+/// A tool that takes text, and how its input is told: as text, whole and piece by piece.
+#[tokio::test]
+async fn custom_tools_take_text_and_their_calls_say_so() {
+    let answer = "Ok.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"run\">\n<｜DSML｜ parameter name=\"input\" string=\"true\">echo \"é\" </b>\nexit</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n<｜DSML｜ invoke name=\"look\">\n<｜DSML｜ parameter name=\"at\" string=\"true\">x</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>";
+    let input = "echo \"é\" </b>\nexit";
+    let mut house = House::new(json!([
+        {"match": "done", "text": "Good."},
+        {"match": "*", "text": answer},
+    ]))
+    .await;
+    let grammar = json!({"syntax": "regex", "definition": "[^$]+"});
+    let custom = json!({"type": "custom", "custom": {"name": "run", "description": "Runs it.",
+        "format": {"type": "grammar", "grammar": grammar}}});
+    let function = json!({"type": "function", "function": {"name": "look"}});
+    let change = json!({"tools": [custom, function]});
+    let whole = chat(house.public, &ask(&change)).await.json();
+    let calls = &whole["choices"][0]["message"]["tool_calls"];
+    assert_eq!(calls[0]["custom"], json!({"name": "run", "input": input}));
+    assert_eq!((&calls[0]["type"], calls[0].get("function")), (&json!("custom"), None));
+    assert_eq!((&calls[1]["type"], calls[1].get("custom")), (&json!("function"), None));
+    assert_eq!(calls[1]["function"]["arguments"], "{\"at\": \"x\"}");
+    let constraint = house.submitted().await.constraint.expect("the input has a language");
+    assert!(constraint.grammar.text().contains("INPUT0: /[^$]+/"), "{:?}", constraint.grammar);
+
+    let mut streamed = change.clone();
+    streamed["stream"] = true.into();
+    let chunks = chat(house.public, &ask(&streamed)).await.chunks();
+    let deltas: Vec<Value> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array())
+        .flatten()
+        .cloned()
+        .collect();
+    let of = |index: usize| deltas.iter().filter(move |delta| delta["index"] == index);
+    let joined: String = of(0).filter_map(|delta| delta["custom"]["input"].as_str()).collect();
+    assert_eq!(joined, input);
+    assert!(2 < of(0).count(), "it comes piece by piece");
+    let named: Vec<&Value> = of(0).filter(|delta| delta.get("id").is_some()).collect();
+    assert_eq!((named.len(), &named[0]["custom"]["name"]), (1, &json!("run")));
+    assert_eq!(named[0]["type"], "custom");
+    let arguments: String =
+        of(1).filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
+    assert_eq!(arguments, "{\"at\": \"x\"}");
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+
+    // The call comes back as it was said, and is rendered as the model wrote it.
+    let mut turns =
+        vec![json!({"role": "user", "content": "go"}), whole["choices"][0]["message"].clone()];
+    turns[1]["tool_calls"].as_array_mut().unwrap().truncate(1);
+    let id = turns[1]["tool_calls"][0]["id"].clone();
+    turns.push(json!({"role": "tool", "tool_call_id": id, "content": "done"}));
+    let next = json!({"messages": turns, "tools": [custom]});
+    let reply = chat(house.public, &ask(&next)).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let prompt = chat_prompt(&house, &ask(&next)).await;
+    assert!(prompt.contains("name=\"input\" string=\"true\">echo \"é\" </b>\nexit</"), "{prompt}");
+}
+
+/// The prompt of a chat, control tokens spelled out.
+async fn chat_prompt(house: &House, body: &Value) -> String {
+    let told = post(house.public, "/v1/tokenize", body).await.json();
+    let back = post(house.public, "/v1/detokenize", &json!({"tokens": told["tokens"]})).await;
+    back.json()["prompt"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn custom_tools_can_be_chosen_and_what_clients_may_not_say_is_refused() {
+    let mut house = House::new(json!([{"match": "*", "text": " invoke name=\"run\">"}])).await;
+    let custom = |name: &str, syntax: &str, definition: &str| {
+        let grammar = json!({"syntax": syntax, "definition": definition});
+        json!({"type": "custom", "custom": {"name": name, "format": {"type": "grammar", "grammar": grammar}}})
+    };
+    let tools = json!([custom("run", "lark", "start: \"x\""), custom("look", "regex", "a/b+")]);
+    let choices = [
+        (json!({"type": "custom", "custom": {"name": "look"}}), "look"),
+        (
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "required",
+            "tools": [{"type": "custom", "custom": {"name": "run"}}]}}),
+            "run",
+        ),
+    ];
+    for (choice, name) in choices {
+        let change = json!({"tools": tools, "tool_choice": choice});
+        assert_eq!(chat(house.public, &ask(&change)).await.status, 200);
+        let text = house.submitted().await.constraint.unwrap().grammar.text().to_owned();
+        let other = if name == "run" { "look" } else { "run" };
+        assert!(text.contains(name) && !text.contains(other), "{text}");
+        assert_eq!(text.contains("/a\\/b+/"), name == "look", "a slash of the client ends nothing");
+        house.released().await;
+    }
+    for (tool, param) in [
+        (custom("run", "lark", "start: <[128800]>"), "tools[0].format"),
+        (custom("run", "lark", "%llguidance {}\nstart: \"x\""), "tools[0].format"),
+        (custom("run", "peg", "x"), "tools[0].format"),
+        (json!({"type": "custom"}), "tools[0]"),
+        (json!({"type": "mcp"}), "tools[0]"),
+    ] {
+        let reply = chat(house.public, &ask(&json!({"tools": [tool]}))).await;
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)));
+    }
 }

@@ -69,14 +69,18 @@ pub(crate) fn head(method: &str, path: &str, length: usize) -> String {
 }
 
 /// Reads the answer to its end.
-pub(crate) async fn read(mut stream: TcpStream) -> Reply {
-    let mut bytes = Vec::new();
+pub(crate) async fn read(stream: TcpStream) -> Reply {
+    read_behind(stream, Vec::new()).await
+}
+
+/// Reads the answer to its end, whose beginning was read before.
+pub(crate) async fn read_behind(mut stream: TcpStream, mut bytes: Vec<u8>) -> Reply {
     stream.read_to_end(&mut bytes).await.unwrap();
     parse(&bytes)
 }
 
-/// Reads until `part` has come.
-pub(crate) async fn read_until(stream: &mut TcpStream, part: &str) {
+/// Reads until `part` has come; what was read.
+pub(crate) async fn read_until(stream: &mut TcpStream, part: &str) -> Vec<u8> {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(part) {
         let mut buffer = [0; 1_024];
@@ -84,6 +88,7 @@ pub(crate) async fn read_until(stream: &mut TcpStream, part: &str) {
         assert!(0 < count, "ended before {part}: {}", String::from_utf8_lossy(&seen));
         seen.extend_from_slice(&buffer[..count]);
     }
+    seen
 }
 
 pub(crate) async fn send(server: SocketAddr, method: &str, path: &str, body: &[u8]) -> Reply {

@@ -29,6 +29,8 @@ pub(crate) struct House {
     pub(crate) public: SocketAddr,
     pub(crate) admin: SocketAddr,
     pub(crate) engine: Arc<ScriptedEngine>,
+    /// The time of gateway and engine.
+    pub(crate) clock: Arc<ManualClock>,
     pub(crate) seen: UnboundedReceiver<Seen>,
     _servers: JoinSet<()>,
 }
@@ -83,7 +85,7 @@ impl House {
             placer: Arc::new(watched.clone()),
             directory: Arc::new(watched),
             health: Arc::new(|| Ok(())),
-            clock,
+            clock: Arc::clone(&clock) as _,
             request_id_seed: [9; 32],
             evidence: EvidencePolicy::NOBODY,
         };
@@ -95,7 +97,7 @@ impl House {
             Arc::new(|text| text.push_str("# TYPE kvasir_pool_slots gauge\nkvasir_pool_slots 7"));
         let public = serve(&mut servers, gateway.public_router()).await;
         let admin = serve(&mut servers, gateway.admin_router(vec![provider])).await;
-        Self { gateway, public, admin, engine, seen, _servers: servers }
+        Self { gateway, public, admin, engine, clock, seen, _servers: servers }
     }
 
     /// Waits for what happens next at the borders.

@@ -24,7 +24,8 @@ pub(super) async fn lines(
     match &operated.observed.capture {
         Some(recorder) => (StatusCode::OK, Json(recorder.lines(from.after))),
         None => {
-            let error = "this process remembers no requests; set [capture] bytes_max of a router";
+            let error = "this process remembers no requests; ask a router of a cluster that has [capture] \
+                         bytes_max set (kvasir serve has none)";
             (StatusCode::NOT_FOUND, Json(json!({ "error": error })))
         }
     }

@@ -52,7 +52,7 @@ async fn tell(operated: &Operated, name: &str, word: DrainWord) -> (StatusCode, 
         return refused(StatusCode::NOT_FOUND, unknown);
     };
     let Some(answer) = routing.thread.drain(worker, word) else {
-        let text = "the router has no time for this now; ask again";
+        let text = "the router has no time to answer now and may have taken the word; ask again, which does no harm";
         return refused(StatusCode::SERVICE_UNAVAILABLE, text);
     };
     match answer.await {

@@ -186,7 +186,7 @@ fn prefill_candidate(candidate: &PrefillCandidate) -> Value {
 fn cost(cost: &Cost) -> Value {
     let terms = cost.terms().into_iter().map(|(name, time)| (name.to_owned(), ms(time)));
     let mut terms: Map<String, Value> = terms.collect();
-    terms.insert("total".to_owned(), ms(cost.total()));
+    terms.insert("total".to_owned(), ms(cost.total().into()));
     Value::Object(terms)
 }
 
@@ -195,7 +195,7 @@ fn outcome(record: &DecisionRecord) -> Value {
     let started = record.started.map(|StartOutcome { after, report }| {
         json!({
             "after_ms": ms(after),
-            "expected_after_ms": ms(record.chosen.cost.first_token()),
+            "expected_after_ms": ms(record.chosen.cost.first_token().into()),
             "cached_tokens": report.cached_tokens,
             "replayed_tokens": report.replayed_tokens,
             "window_source": report.window_source.as_str(),
@@ -269,8 +269,8 @@ mod tests {
     #[test]
     fn every_term_is_told_in_milliseconds_with_the_sum() {
         let terms = Cost {
-            decode_queue: Duration::from_micros(1_500),
-            tail: Duration::from_millis(2),
+            decode_queue: Duration::from_micros(1_500).into(),
+            tail: Duration::from_millis(2).into(),
             ..Cost::default()
         };
         let told = cost(&terms);

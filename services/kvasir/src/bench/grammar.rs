@@ -19,7 +19,7 @@ use crate::cli::GrammarArgs;
 use crate::console::Console;
 
 /// Grammars and answers that follow them.
-const CASES: [(&str, Kind, &str, &str); 12] = [
+const CASES: [(&str, Kind, &str, &str); 17] = [
     ("flat object", Kind::Json, FLAT, FLAT_ANSWER),
     ("nested object", Kind::Json, NESTED, NESTED_ANSWER),
     ("any JSON object", Kind::Json, "{\"type\":\"object\"}", NESTED_ANSWER),
@@ -47,6 +47,16 @@ const CASES: [(&str, Kind, &str, &str); 12] = [
         "root ::= term (\" + \" term)*\nterm ::= [0-9]+ | \"(\" root \")\"",
         "12 + (3 + 45 + (6)) + 789",
     ),
+    ("JSON by EBNF of xgrammar", Kind::Ebnf, XGRAMMAR_RULES, NESTED_ANSWER),
+    ("queries by EBNF", Kind::Ebnf, QUERY_RULES, QUERY_ANSWER),
+    ("programs by EBNF", Kind::Ebnf, PROGRAM_RULES, PROGRAM_ANSWER),
+    ("tables by EBNF", Kind::Ebnf, TABLE_RULES, TABLE_ANSWER),
+    (
+        "by characters: names that touch",
+        Kind::Ebnf,
+        "root ::= name root? | \"(\" root \")\"\nname ::= [a-z]+ [0-9]*",
+        "alpha1beta(gamma2delta)",
+    ),
 ];
 
 const FLAT: &str = r#"{"type":"object","properties":{"name":{"type":"string"},"age":{"type":"integer","minimum":0},"email":{"type":"string"},"active":{"type":"boolean"},"score":{"type":"number"}},"required":["name","age","active"],"additionalProperties":false}"#;
@@ -71,6 +81,42 @@ string ::= "\"" ([^"\\\n] | "\\" ["\\/bfnrt])* "\"" space
 number ::= "-"? [0-9]+ ("." [0-9]+)? space
 space ::= [ \n\t]*
 "#;
+
+const XGRAMMAR_RULES: &str = r#"root ::= array | object
+any ::= number | string | boolean | null | array | object
+number ::= ("0" | "-"? [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9]+)?
+string ::= [\"] string_1 [\"]
+string_1 ::= "" | [^"\\\r\n] string_1 | "\\" escape string_1
+escape ::= ["\\/bfnrt] | "u" [A-Fa-f0-9]{4}
+boolean ::= "true" | "false"
+null ::= "null"
+array ::= "[" ("" | ws any (ws "," ws any)*) ws "]"
+object ::= "{" ("" | ws string ws ":" ws any (ws "," ws string ws ":" ws any)*) ws "}"
+ws ::= [ \n\t]*
+"#;
+const QUERY_RULES: &str = r#"root ::= "SELECT " columns " FROM " name (" WHERE " condition)? ";"
+columns ::= "*" | name (", " name)*
+name ::= [a-z] [a-z0-9_]*
+condition ::= atom ((" AND " | " OR ") atom)*
+atom ::= name " " ("=" | "<" | ">" | "<=" | ">=") " " value | "(" condition ")"
+value ::= [0-9]+ | "'" [^']* "'"
+"#;
+const QUERY_ANSWER: &str = "SELECT name, harbour, built_in FROM ships WHERE (length >= 40 OR flag = 'Red Lion') AND crew < 12;";
+const PROGRAM_RULES: &str = r#"root ::= declaration*
+declaration ::= type ident "(" (type ident)? ")" ws "{" ws statement* "}" ws
+type ::= ("int" | "float" | "char") " "
+ident ::= [a-zA-Z_] [a-zA-Z_0-9]*
+statement ::= type ident " = " expr ";" ws | ident " = " expr ";" ws | "return " expr ";" ws | "while (" expr ") {" ws statement* "}" ws
+expr ::= term ([-+*/<>] term)*
+term ::= ident | [0-9]+ | "(" expr ")" | ident "(" expr ")"
+ws ::= ([ \t\n] ws)?
+"#;
+const PROGRAM_ANSWER: &str = "int area(int width) {\n    int total = 0;\n    while (total<100) {\n        total = total+(width*width);\n    }\n    return total;\n}\n";
+const TABLE_RULES: &str = r#"root ::= row ("\n" row)*
+row ::= field ("," field)*
+field ::= [^,"\n]* | "\"" ([^"] | "\"\"")* "\""
+"#;
+const TABLE_ANSWER: &str = "name,port,year\nSea Lion,Rostock,1987\n\"Star, the second\",Bremen,2003\n\"The \"\"Old\"\" One\",Kiel,1911";
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {

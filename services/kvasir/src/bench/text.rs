@@ -1,5 +1,7 @@
 //! Prompt text of a wanted length, the same for the same key on every machine.
 
+use shared::random::mix;
+
 /// Small sentences of the kind the built-in model was trained on; any model's tokenizer cuts them into common words.
 const SUBJECTS: [&str; 8] =
     ["Anna", "Tom", "The teacher", "My uncle", "The baker", "Lena", "The captain", "A young fox"];
@@ -31,7 +33,7 @@ pub(crate) fn sentences(key: u64, characters: usize) -> String {
     let mut text = format!("Notes number {key}.");
     let mut state = key;
     while text.len() < characters {
-        state = next(state);
+        state = mix(state);
         let pick = |list: &[&'static str; 8], shift: u32| {
             list[usize::try_from((state >> shift) % 8).expect("below 8")]
         };
@@ -42,14 +44,6 @@ pub(crate) fn sentences(key: u64, characters: usize) -> String {
         text.push('.');
     }
     text
-}
-
-/// SplitMix64 (Steele, Lea and Flood 2014): short, and good enough to choose words.
-fn next(state: u64) -> u64 {
-    let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

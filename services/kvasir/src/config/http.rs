@@ -31,6 +31,9 @@ pub struct HttpConfig {
     /// How long a connection may wait between requests and for the whole head of one, in milliseconds, 1 to 3,600,000. Default
     /// 75000: clients keep connections for about a minute, and one that is closed under them costs a retry.
     pub header_wait_ms_max: u64,
+    /// How long a client may take to receive what was sent, in milliseconds, 1,000 to 3,600,000; then its connection is cut.
+    /// Default 60000: a client that reads at all takes some of it in much less.
+    pub write_wait_ms_max: u64,
     /// How long a TLS handshake may take, in milliseconds, 1 to 600,000. Default 10000: slow networks take seconds.
     pub handshake_ms_max: u64,
 }
@@ -48,6 +51,7 @@ impl Default for HttpConfig {
             header_bytes_max: 65_536,
             headers_max: 128,
             header_wait_ms_max: 75_000,
+            write_wait_ms_max: 60_000,
             handshake_ms_max: 10_000,
         }
     }
@@ -93,6 +97,11 @@ impl HttpConfig {
                 "header_wait_ms_max",
                 (1..=3_600_000).contains(&self.header_wait_ms_max),
                 "1..=3600000",
+            ),
+            (
+                "write_wait_ms_max",
+                (1_000..=3_600_000).contains(&self.write_wait_ms_max),
+                "1000..=3600000",
             ),
             ("handshake_ms_max", (1..=600_000).contains(&self.handshake_ms_max), "1..=600000"),
         ];

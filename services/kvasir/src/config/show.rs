@@ -78,7 +78,7 @@ fn flatten(prefix: &str, table: &Table, into: &mut Vec<(String, String)>) {
         let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
         match value {
             Value::Table(inner) => flatten(&key, inner, into),
-            Value::Array(items) if items.iter().all(Value::is_table) => {
+            Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_table) => {
                 for item in items.iter().filter_map(Value::as_table) {
                     let name = item.get("name").and_then(Value::as_str).unwrap_or("?");
                     flatten(&format!("{key}[{name}]"), item, into);
@@ -103,6 +103,7 @@ mod tests {
             "router.cost.handoff_us = 7  # a.toml",
             "cluster.member[d].id = 3  # a.toml",
             "server.drain_seconds = 30  # default",
+            "gateway.cors_origins = []  # default",
             "store.queue_max = 1024  # default",
             "# cluster.tls is not set",
         ] {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
@@ -13,16 +13,14 @@ use rustls::server::ServerConfig;
 use rustls::version::TLS13;
 use tokio_rustls::TlsAcceptor;
 
-use crate::keys::{Stamp, stamp};
+use crate::file_watch::FileWatch;
 
 /// The one protocol inside.
 const ALPN: &[u8] = b"http/1.1";
 
 /// Certificate and key as they are in their files now.
 pub(super) struct PublicTls {
-    certificate: PathBuf,
-    key: PathBuf,
-    seen: [Option<Stamp>; 2],
+    watch: FileWatch,
     current: Arc<ServerConfig>,
 }
 
@@ -32,10 +30,8 @@ impl PublicTls {
     /// # Errors
     /// When they cannot be used together.
     pub(super) fn open(certificate: &Path, key: &Path) -> anyhow::Result<Self> {
-        let seen = [certificate, key].map(stamp);
-        let current = load(certificate, key)?;
-        let (certificate, key) = (certificate.to_path_buf(), key.to_path_buf());
-        Ok(Self { certificate, key, seen, current })
+        let watch = FileWatch::new(&[certificate, key]);
+        Ok(Self { watch, current: load(certificate, key)? })
     }
 
     /// For connections that are accepted from now on.
@@ -46,12 +42,8 @@ impl PublicTls {
     /// Takes the files if one of them changed. A fault is told once per change; of two files that are replaced one after the
     /// other the first one may be a fault. Blocks on them.
     pub(super) fn look(&mut self) -> Option<anyhow::Result<()>> {
-        let now = [self.certificate.as_path(), self.key.as_path()].map(stamp);
-        if now == self.seen {
-            return None;
-        }
-        self.seen = now;
-        Some(load(&self.certificate, &self.key).map(|config| self.current = config))
+        let loaded = self.watch.look(|paths| load(&paths[0], &paths[1]))?;
+        Some(loaded.map(|config| self.current = config))
     }
 }
 

@@ -126,11 +126,8 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
 fn listen_to(peers: &Peers, heard: &Arc<Heard>, teller: &Teller, clock: &Arc<dyn Clock>) {
     let (known, told) = (Arc::clone(heard), teller.clone());
     peers.hear_ending(Box::new(move |ending| {
-        for change in known.take_ending(ending) {
-            if told.membership(change).is_err() {
-                tracing::error!("the placement thread is too far behind to hear of a member's end");
-            }
-        }
+        known.take_ending(ending);
+        known.tell_ending(&|change| told.membership(change).is_ok());
     }));
     let (heard, teller, clock) = (Arc::clone(heard), teller.clone(), Arc::clone(clock));
     peers.accompany(Box::new(move |link, member| {
@@ -224,6 +221,8 @@ struct Heard {
     epochs: AtomicU64,
     /// Members that are about to end, as discovery says, linked or not.
     ending: Mutex<BTreeSet<WorkerRank>>,
+    /// What the router does not know of that yet: whether it is to drain, of each member the last word.
+    untold: Mutex<BTreeMap<WorkerRank, bool>>,
 }
 
 /// Listening to one member. Its end is that member's leave.
@@ -318,15 +317,25 @@ impl Heard {
         Some(std::mem::replace(&mut member.joined, joined))
     }
 
-    /// Takes who is about to end now; what the router is to be told of the difference. It knows nothing of those that have not
-    /// joined, and is told of them when they do.
-    fn take_ending(&self, now: &BTreeSet<WorkerRank>) -> Vec<Told> {
+    /// Takes who is about to end now; the difference is to be told. The router knows nothing of those that have not joined, and is
+    /// told of them when they do.
+    fn take_ending(&self, now: &BTreeSet<WorkerRank>) {
+        let mut untold = self.untold.lock();
         let before = std::mem::replace(&mut *self.ending.lock(), now.clone());
-        let begin = now.difference(&before).map(|worker| ending(*worker));
-        let end = before
-            .difference(now)
-            .map(|worker| Told::Drain(*worker, DrainSource::Discovery, DrainWord::End));
-        end.chain(begin).collect()
+        untold.extend(before.difference(now).map(|worker| (*worker, false)));
+        untold.extend(now.difference(&before).map(|worker| (*worker, true)));
+    }
+
+    /// Tells what is not told yet. What finds no room stays for the next time.
+    fn tell_ending(&self, tell: &dyn Fn(Told) -> bool) {
+        self.untold.lock().retain(|worker, ends| {
+            let word = if *ends {
+                ending(*worker)
+            } else {
+                Told::Drain(*worker, DrainSource::Discovery, DrainWord::End)
+            };
+            !tell(word)
+        });
     }
 
     fn is_ending(&self, worker: WorkerRank) -> bool {
@@ -470,6 +479,7 @@ impl Silence {
                 _ = stopped.wait_for(|stop| *stop) => return,
                 _ = period.tick() => {}
             }
+            self.heard.tell_ending(&|change| self.teller.membership(change).is_ok());
             untold.extend(self.heard.take_silent(self.clock.now(), self.silence_max));
             untold.retain(|worker| {
                 // The leave first, so that it cannot follow the join by the new link.
@@ -488,6 +498,7 @@ mod tests {
     use std::sync::Weak;
     use std::time::Duration;
 
+    use parking_lot::Mutex;
     use router::DrainSource;
     use serde_json::json;
     use shared::{DpRank, Timestamp, WorkerId, WorkerRank};
@@ -523,12 +534,33 @@ mod tests {
             (&[2, 3], &[(1, false), (3, true)]),
             (&[], &[(2, false), (3, false)]),
         ];
+        let take = |ending: &[u32]| {
+            heard.take_ending(&ending.iter().map(|worker| rank(*worker)).collect());
+        };
+        let tell = |room: usize| {
+            let told = Mutex::new(Vec::new());
+            heard.tell_ending(&|change| {
+                let mut told = told.lock();
+                let fits = told.len() < room;
+                if fits {
+                    told.push(word(&change));
+                }
+                fits
+            });
+            told.into_inner()
+        };
         for (ending, expected) in steps {
-            let ending = ending.iter().map(|worker| rank(*worker)).collect();
-            let told: Vec<_> = heard.take_ending(&ending).iter().map(word).collect();
-            assert_eq!(told, expected);
-            assert_eq!(heard.is_ending(rank(2)), ending.contains(&rank(2)));
+            take(ending);
+            assert_eq!(tell(9), expected);
+            assert_eq!(heard.is_ending(rank(2)), ending.contains(&2));
         }
+        // Without room nothing is lost, and the last word counts.
+        take(&[1, 2, 3]);
+        assert_eq!(tell(1), [(1, true)]);
+        take(&[3]);
+        assert_eq!(tell(1), [(1, false)]);
+        assert_eq!(tell(9), [(2, false), (3, true)]);
+        assert_eq!(tell(9), []);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! certificate, its links, its events, the names it recomputes), and an answer costs as good as nothing.
 //!
 //! It says one token, taken from the middle of the prompt, and tells the router that it holds the prompt's blocks from
-//! then on. Nothing is ever removed: a run is short.
+//! then on. Nothing is ever removed: a run is short. It answers on the thread that asks, as the servers behind other routers do
+//! in such a run: a worker's own thread, and waking it, is no part of the way through a router.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Context;
-use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use parking_lot::Mutex;
 use shared::{
     BLOCK_TOKENS, BlockName, CacheChange, CacheEvent, Decode, DecodeEvent, DecodeRequest,
     FinishReason, Flow, LoadReport, ServeError, Sink, StartReport, Ticket, Tier, WindowSource,
@@ -23,8 +25,6 @@ use crate::console::Console;
 use crate::wire::EventHub;
 use crate::wiring::parts::Asked;
 
-/// Requests that wait for the thread; more are refused as overload.
-const QUEUE_MAX: usize = 1_024;
 /// Pause between two load reports.
 const REPORT_PERIOD: Duration = Duration::from_millis(100);
 /// Blocks that it remembers; beyond that new ones are not held.
@@ -32,27 +32,15 @@ const BLOCKS_MAX: usize = 4_000_000;
 /// A pace that no router is afraid of.
 const ROWS_PER_SECOND: f64 = 1e7;
 
-struct Job {
-    request: DecodeRequest,
-    sink: Box<dyn Sink<DecodeEvent>>,
-}
-
-/// Answers from its own thread, like a worker.
+/// Answers at once.
 struct Unmodelled {
-    jobs: Sender<Job>,
+    holdings: Arc<Mutex<Holdings>>,
 }
 
 impl Decode for Unmodelled {
     fn submit(&self, request: DecodeRequest, sink: Box<dyn Sink<DecodeEvent>>) -> Ticket {
-        if let Err(refused) = self.jobs.try_send(Job { request, sink }) {
-            let error = ServeError::Overloaded {
-                waiting: QUEUE_MAX,
-                waiting_max: QUEUE_MAX,
-                retry_after_ms: 100,
-            };
-            // A closed sink is one that nobody listens to.
-            let _closed = refused.into_inner().sink.emit(DecodeEvent::Failed(error));
-        }
+        let names = block_names(&request.root, &request.prompt);
+        self.holdings.lock().answer(&request, names, sink);
         // An answer is out before it could be cancelled.
         Ticket::empty()
     }
@@ -70,8 +58,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
         let asked = asked.clone();
         move |question| asked.ask(rank, &question)
     });
-    let (jobs, waiting) = bounded(QUEUE_MAX);
-    let teller = Holdings {
+    let holdings = Holdings {
         hub: Arc::clone(&hub),
         asked,
         rank,
@@ -79,10 +66,12 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
         sequence: 0,
         held: HashSet::new(),
     };
-    let thread = start(teller, waiting)?;
-    let decode = Arc::new(Unmodelled { jobs });
+    let holdings = Arc::new(Mutex::new(holdings));
+    let (stop, stopped) = bounded(0);
+    let thread = start(Arc::clone(&holdings), stopped)?;
+    let decode = Arc::new(Unmodelled { holdings });
     let offered = Offered {
-        decode: Some(Arc::clone(&decode) as Arc<dyn Decode>),
+        decode: Some(decode as Arc<dyn Decode>),
         events: Some(hub),
         ..Offered::default()
     };
@@ -91,28 +80,22 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let ended = base.until_stopped(|| !thread.is_finished()).await;
     running.end(Duration::ZERO).await;
     peers.close().await;
-    drop(decode);
+    drop(stop);
     if thread.join().is_err() {
         tracing::error!("the worker's thread panicked");
     }
     ended
 }
 
-fn start(mut teller: Holdings, jobs: Receiver<Job>) -> anyhow::Result<JoinHandle<()>> {
-    let serve = move || {
-        let reports = tick(REPORT_PERIOD);
-        loop {
-            select! {
-                recv(jobs) -> job => match job {
-                    Ok(job) => teller.answer(job),
-                    Err(_closed) => return,
-                },
-                recv(reports) -> _ => teller.report(),
-            }
+/// The thread that reports until its other end drops.
+fn start(holdings: Arc<Mutex<Holdings>>, stopped: Receiver<()>) -> anyhow::Result<JoinHandle<()>> {
+    let report = move || {
+        while stopped.recv_timeout(REPORT_PERIOD) == Err(RecvTimeoutError::Timeout) {
+            holdings.lock().report();
         }
     };
     let thread = Builder::new().name("kvasir-unmodelled".to_owned());
-    thread.spawn(serve).context("the worker's thread")
+    thread.spawn(report).context("the worker's thread")
 }
 
 /// What it says that it holds.
@@ -126,9 +109,12 @@ struct Holdings {
 }
 
 impl Holdings {
-    fn answer(&mut self, job: Job) {
-        let Job { request, mut sink } = job;
-        let names = block_names(&request.root, &request.prompt);
+    fn answer(
+        &mut self,
+        request: &DecodeRequest,
+        names: Vec<BlockName>,
+        mut sink: Box<dyn Sink<DecodeEvent>>,
+    ) {
         if names[..] != request.names[..] {
             let message = "the names of the router differ from those of the worker".to_owned();
             let _closed = sink.emit(DecodeEvent::Failed(ServeError::Internal { message }));

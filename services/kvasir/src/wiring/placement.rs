@@ -1,11 +1,13 @@
-//! The placement thread: owns the router, feeds it time and events, carries out its actions.
+//! The placement thread: feeds the router time and events, carries out its actions.
 //!
-//! Everything reaches it through the bounded queues of its mailbox. Members come and go through the queue of their events, so
+//! Everything reaches it through the bounded queues of its mailbox, but for a request that finds the thread asleep and nothing
+//! to read first but short words: that one is placed by who submits it (`inline.rs`). Members come and go through the queue of their events, so
 //! that the order of both is that of their sender. A request takes at most two places in the queue of commands, its
 //! submission and its end, and at most `requests_max` requests are accepted, so neither can ever be lost or wait. Events
 //! of workers may be lost when their queue is full: their sequence numbers show the gap, and the router asks again. Should
 //! the thread die by a panic, its places are given back and every later request is refused.
 
+mod inline;
 mod mailbox;
 mod routers;
 
@@ -152,6 +154,7 @@ pub struct Placement {
     outstanding: Arc<AtomicUsize>,
     requests_max: usize,
     snapshot: Arc<Mutex<RouterSnapshot>>,
+    state: Arc<Mutex<Loop>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -165,12 +168,14 @@ impl Placement {
         let mailbox = Arc::new(Mailbox::new(2 * requests_max, EVENTS_MAX, LOOKS_MAX));
         let snapshot = Arc::new(Mutex::new(parts.router.snapshot(parts.clock.now())));
         let hub = parts.hub.clone();
-        let state = Loop { parts, sinks: HashMap::new(), snapshot: Arc::clone(&snapshot) };
+        let mut state = Loop { parts, sinks: HashMap::new(), snapshot: Arc::clone(&snapshot) };
+        state.join_members();
+        let state = Arc::new(Mutex::new(state));
         let thread = thread::Builder::new().name("placement".to_owned()).spawn({
-            let end = EndOfThread(Arc::clone(&mailbox));
+            let end = EndOfThread { mailbox: Arc::clone(&mailbox), state: Arc::clone(&state) };
             move || {
                 let end = end;
-                state.run(&end.0);
+                run(&end.mailbox, &end.state);
             }
         })?;
         Ok(Self {
@@ -180,6 +185,7 @@ impl Placement {
             outstanding: Arc::new(AtomicUsize::new(0)),
             requests_max,
             snapshot,
+            state,
             thread: Some(thread),
         })
     }
@@ -256,9 +262,9 @@ impl Placer for Placement {
             return Ticket::empty();
         };
         let id = request.id;
-        // There is room by construction while the thread lives.
-        if let Sent::Full(letter) | Sent::Ended(letter) =
-            self.mailbox.put(Letter::Submit(request, sink))
+        if let Some(letter) = self.place_here(Letter::Submit(request, sink))
+            // There is room by construction while the thread lives.
+            && let Sent::Full(letter) | Sent::Ended(letter) = self.mailbox.put(letter)
         {
             refuse(letter, ServeError::NoWorker { role: "placement" });
             return Ticket::empty();
@@ -279,14 +285,27 @@ impl Placer for Placement {
     }
 }
 
-/// Refuses what is not read when the thread ends, by a panic too; what comes later is refused by who writes it.
-struct EndOfThread(Arc<Mailbox>);
+/// Refuses what is not read and what waits when the thread ends, by a panic too; what comes later is refused by who writes it.
+struct EndOfThread {
+    mailbox: Arc<Mailbox>,
+    state: Arc<Mutex<Loop>>,
+}
 
 impl Drop for EndOfThread {
     fn drop(&mut self) {
-        for letter in self.0.end() {
-            refuse(letter, ServeError::NoWorker { role: "placement" });
-        }
+        refuse_all(&self.mailbox, &self.state, &ServeError::NoWorker { role: "placement" });
+    }
+}
+
+/// Ends the mailbox, and refuses what lies there and who waits for a place.
+fn refuse_all(mailbox: &Mailbox, state: &Mutex<Loop>, error: &ServeError) {
+    for letter in mailbox.end() {
+        refuse(letter, error.clone());
+    }
+    let waiting = std::mem::take(&mut state.lock().sinks);
+    for mut sink in waiting.into_values() {
+        // Nobody listens any more when it is closed.
+        let _: Flow = sink.emit(PlaceEvent::Refused(error.clone()));
     }
 }
 
@@ -306,6 +325,7 @@ impl Drop for Placement {
     }
 }
 
+/// The router and who waits for it. Its lock is held for as long as letters are read, by the thread or by who places here.
 struct Loop {
     parts: PlacementParts,
     /// Who waits for a place. At most `requests_max`.
@@ -313,42 +333,47 @@ struct Loop {
     snapshot: Arc<Mutex<RouterSnapshot>>,
 }
 
+/// The thread.
+fn run(mailbox: &Mailbox, state: &Mutex<Loop>) {
+    let mut polled = state.lock().parts.clock.now();
+    let mut refreshed = polled;
+    let mut letters = VecDeque::new();
+    loop {
+        let (wait, sleeper) = state.lock().rest();
+        if !mailbox.take(&mut letters, wait, sleeper) {
+            break;
+        }
+        let mut state = state.lock();
+        while let Some(letter) = letters.pop_front() {
+            state.read(letter);
+        }
+        let now = state.parts.clock.now();
+        let actions = state.parts.router.tick(now);
+        state.carry_out(actions);
+        if PERIOD <= now.since(polled) {
+            polled = now;
+            if state.look_around(now, PEER_REFRESH <= now.since(refreshed)) {
+                refreshed = now;
+            }
+        }
+    }
+    // What was not looked at yet waits, too.
+    for letter in letters {
+        refuse(letter, ServeError::Draining);
+    }
+    refuse_all(mailbox, state, &ServeError::Draining);
+}
+
 impl Loop {
-    fn run(mut self, mailbox: &Mailbox) {
-        self.join_members();
-        let mut polled = self.parts.clock.now();
-        let mut refreshed = polled;
-        let mut letters = VecDeque::new();
-        while mailbox.take(&mut letters, self.wait(), self.sleeper()) {
-            while let Some(letter) = letters.pop_front() {
-                self.read(letter);
-            }
-            let now = self.parts.clock.now();
-            let actions = self.parts.router.tick(now);
-            self.carry_out(actions);
-            if PERIOD <= now.since(polled) {
-                polled = now;
-                for event in (self.parts.poll)() {
-                    self.event(&event);
-                }
-                if self.tell_all(PEER_REFRESH <= now.since(refreshed)) {
-                    refreshed = now;
-                }
-                let snapshot = self.parts.router.snapshot(now);
-                *self.snapshot.lock() = snapshot;
-            }
+    /// What is done once per period. Whether other routers were told everything, which is due or not.
+    fn look_around(&mut self, now: Timestamp, is_due: bool) -> bool {
+        for event in (self.parts.poll)() {
+            self.event(&event);
         }
-        // What was not looked at yet waits, too.
-        for letter in letters {
-            refuse(letter, ServeError::Draining);
-        }
-        for letter in mailbox.end() {
-            refuse(letter, ServeError::Draining);
-        }
-        for sink in self.sinks.values_mut() {
-            // Nobody listens any more when it is closed.
-            let _: Flow = sink.emit(PlaceEvent::Refused(ServeError::Draining));
-        }
+        let told = self.tell_all(is_due);
+        let snapshot = self.parts.router.snapshot(now);
+        *self.snapshot.lock() = snapshot;
+        told
     }
 
     fn read(&mut self, letter: Letter) {
@@ -365,16 +390,12 @@ impl Loop {
         }
     }
 
-    /// What it sleeps for: who waits for a place is in `sinks`.
-    fn sleeper(&self) -> Sleeper {
-        if self.sinks.is_empty() { Sleeper::Idle } else { Sleeper::Watching }
-    }
-
-    /// How long nothing needs to be done.
-    fn wait(&self) -> Duration {
+    /// How long nothing needs to be done, and what the thread sleeps for: who waits for a place is in `sinks`.
+    fn rest(&self) -> (Duration, Sleeper) {
         let now = self.parts.clock.now();
         let due = self.parts.router.next_deadline();
-        due.map_or(PERIOD, |due| due.since(now).min(PERIOD))
+        let wait = due.map_or(PERIOD, |due| due.since(now).min(PERIOD));
+        (wait, if self.sinks.is_empty() { Sleeper::Idle } else { Sleeper::Watching })
     }
 
     fn join_members(&mut self) {

@@ -112,7 +112,7 @@ settings! {
     exchange_ms: f64 = 1.0, 0.0, 60000.0;
     "How workers are chosen.", "router's default",
     policy: Policy = Policy::Cost, Policy::Cost, Policy::Session;
-    "Blocks in the slab of a decode worker, of 128 tokens and 113,920 bytes.", "a choice: 524,288 tokens, as in peers-routing 3e",
+    "Blocks in the slab of a decode worker, of 128 tokens and 113,920 bytes.", "a choice: 524,288 tokens, the fleet of 2026-11-30-sim.md",
     decode_blocks: u64 = 4096, 32, 4000000;
     "Blocks in the slab of a prefill worker.", "a choice, as for decode",
     prefill_blocks: u64 = 4096, 32, 4000000;
@@ -190,9 +190,9 @@ settings! {
     seed: u64 = 1, 0, 18446744073709551615;
     "Faults drawn at random over the trace, beside those that are named.", "a choice",
     random_faults: u64 = 0, 0, 10000;
-    "TTFT of goodput, ms.", "peers-routing 3a: goodput at 2 s",
+    "TTFT of goodput, ms.", "a choice, as published for Dynamo: goodput at 2 s",
     slo_ttft_ms: f64 = 2000.0, 0.0, 100000000.0;
-    "Mean ITL of a request of goodput, ms.", "peers-routing 3a: goodput at 25 ms",
+    "Mean ITL of a request of goodput, ms.", "a choice, as published for Dynamo: goodput at 25 ms",
     slo_itl_ms: f64 = 25.0, 0.0, 100000000.0;
     "Synthetic days only: length, days.", "a choice",
     days: f64 = 3.0, 0.01, 30.0;

@@ -10,8 +10,8 @@ use std::f64::consts::TAU;
 use shared::{BLOCK_TOKENS, Timestamp};
 
 use super::{Chain, Request};
-use crate::random::Random;
 use crate::settings::{Settings, narrow, seconds, size, wide};
+use shared::Random;
 
 const HOUR_S: f64 = 3_600.0;
 const DAY_S: f64 = 86_400.0;
@@ -56,7 +56,7 @@ fn converse(
 ) {
     let shared_prompt = match settings.shared_prompts {
         0 => None,
-        prompts => Some(random.next() % prompts),
+        prompts => Some(random.word() % prompts),
     };
     let shared_tokens = shared_prompt.map_or(0, |_| narrow(settings.shared_tokens));
     let chain = Chain::Conversation {

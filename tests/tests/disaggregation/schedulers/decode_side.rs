@@ -5,9 +5,7 @@ use std::collections::BTreeSet;
 
 use decode::{Scheduler, SchedulerLimits, SequenceKey};
 use prefill::PrefillId;
-use shared::{BLOCK_TOKENS, StartGeometry};
-
-use crate::disaggregation::models::Draws;
+use shared::{BLOCK_TOKENS, Random, StartGeometry};
 
 pub(super) const GEOMETRY: StartGeometry =
     StartGeometry { window: 128, rollback: 12, encoder_layers: 5 };
@@ -62,8 +60,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn new(draws: &mut Draws) -> Self {
-        let longest = if draws.chance(40) { 300 } else { 1_400 };
+    pub(super) fn new(draws: &mut Random) -> Self {
+        let longest = if draws.happens(0.4) { 300 } else { 1_400 };
         Self {
             prompt: draws.between(1, longest),
             tokens_max: 0,
@@ -119,7 +117,7 @@ impl Request {
     }
 }
 
-pub(super) fn limits(draws: &mut Draws) -> SchedulerLimits {
+pub(super) fn limits(draws: &mut Random) -> SchedulerLimits {
     let mut bound = |low, high| usize::try_from(draws.between(low, high)).unwrap();
     SchedulerLimits {
         sequences_max: bound(2, 10),

@@ -5,9 +5,7 @@ use std::ops::Range;
 
 use decode::SequenceKey;
 use prefill::{Chunk, Phase, PrefillId, Scheduler, SchedulerLimits, SchedulerLoad};
-use shared::{BLOCK_TOKENS, Timestamp};
-
-use crate::disaggregation::models::Draws;
+use shared::{BLOCK_TOKENS, Random, Timestamp};
 
 /// What a visit announced in one go.
 pub(super) struct Announced {
@@ -45,7 +43,7 @@ pub(super) struct PrefillSide {
 }
 
 impl PrefillSide {
-    pub(super) fn new(draws: &mut Draws) -> Self {
+    pub(super) fn new(draws: &mut Random) -> Self {
         let mut bound = |low, high| usize::try_from(draws.between(low, high)).unwrap();
         let limits = SchedulerLimits {
             waiting_max: bound(1, 4),
@@ -112,7 +110,7 @@ impl PrefillSide {
     }
 
     /// The cached prefix is there: `cached` blocks, `replayed` rows below it are computed again.
-    pub(super) fn onboarded(&mut self, id: PrefillId, draws: &mut Draws) -> Option<Announced> {
+    pub(super) fn onboarded(&mut self, id: PrefillId, draws: &mut Random) -> Option<Announced> {
         let visit = self.visits.get_mut(&id)?;
         let cached = draws.between(0, visit.blocks) * BLOCK_TOKENS;
         let replayed = draws.between(0, cached.min(200));

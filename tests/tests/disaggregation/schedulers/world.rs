@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use decode::{Arrival, Scheduler, SchedulerLimits, SequenceKey, Stage, StepPlan, TailPlan};
 use prefill::PrefillId;
-use shared::{BLOCK_TOKENS, ServeError, Timestamp};
+use shared::{BLOCK_TOKENS, Random, ServeError, Timestamp};
 
 use super::decode_side::{self, GEOMETRY, Outcome, Request, Starting};
 use super::prefill_side::{Announced, PrefillSide};
-use crate::disaggregation::models::Draws;
 
 /// Prefill attempts of one start.
 const ATTEMPTS_MAX: u32 = 3;
@@ -69,7 +68,7 @@ impl Counts {
 }
 
 pub(super) struct World {
-    draws: Draws,
+    draws: Random,
     now: Timestamp,
     entered: u64,
     agenda: BTreeMap<(Timestamp, u64), Event>,
@@ -83,7 +82,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(seed: u64) -> Self {
-        let mut draws = Draws::new(seed);
+        let mut draws = Random::new(seed);
         let limits = decode_side::limits(&mut draws);
         let prefill = PrefillSide::new(&mut draws);
         let mut world = Self {
@@ -105,7 +104,7 @@ impl World {
         }
         world.enter(0, Event::DecodeStep);
         world.enter(0, Event::PrefillStep);
-        if world.draws.chance(30) {
+        if world.draws.happens(0.3) {
             let at = world.draws.between(0, LAST_ARRIVAL);
             world.enter(at, Event::PrefillDies);
         }
@@ -201,7 +200,7 @@ impl World {
     fn arrive(&mut self, key: SequenceKey) {
         let mut request = Request::new(&mut self.draws);
         let wanted = request.prompt + self.draws.between(1, 700);
-        let expires = self.draws.chance(12);
+        let expires = self.draws.happens(0.12);
         let patience = self.draws.between(1, 500);
         let deadline = expires.then_some(Timestamp(self.now.0 + u64::from(patience)));
         let tokens = request.prompt;
@@ -210,7 +209,7 @@ impl World {
             self.scheduler.submit(Arrival { key, tokens, tokens_max, deadline })
         });
         match queued {
-            Ok(()) if self.draws.chance(25) => self.enter_soon(250, Event::Cancel(key)),
+            Ok(()) if self.draws.happens(0.25) => self.enter_soon(250, Event::Cancel(key)),
             Ok(()) => {}
             Err(ServeError::TooLong { .. }) => assert!(self.limits.context_tokens_max <= tokens),
             Err(ServeError::NeverFits { .. }) => {
@@ -262,7 +261,7 @@ impl World {
         request.life += 1;
         let cached = self.draws.between(0, request.boundary_blocks());
         request.owned = cached;
-        let alone = self.draws.chance(10);
+        let alone = self.draws.happens(0.1);
         request.starting = Some(Starting {
             here: (0..cached).collect(),
             attempts: if alone { ATTEMPTS_MAX } else { 0 },

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use shared::{BlockName, ManualClock, SlotMemory};
+use shared::{BlockName, ManualClock, Random, SlotMemory};
 
 use super::{Below, Faults, ObjectConfig, Place, Rig, SEGMENT_RECORDS, WAIT, config, faulty};
 use crate::disk::tests::{Folder, put, wiring};
 use crate::disk::{DiskConfig, DiskTier, DiskWiring, segment};
 use crate::memory::HostMemory;
 use crate::pool::{Pool, PoolConfig, Seal};
-use crate::testing::{Generator, name};
+use crate::testing::name;
 
 /// Bytes of a large block.
 const LARGE: usize = 200_000;
@@ -123,6 +123,6 @@ fn large_segments_go_up_in_parts_and_come_down_in_ranges() {
 }
 
 fn large(number: u64) -> Vec<u8> {
-    let mut generator = Generator(number);
-    (0..LARGE / 8).flat_map(|_| generator.next().to_le_bytes()).collect()
+    let mut generator = Random::new(number);
+    (0..LARGE / 8).flat_map(|_| generator.word().to_le_bytes()).collect()
 }

@@ -1,8 +1,9 @@
 //! The items of a response's output, while they grow.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::copy_of;
+use crate::wire::unquoting::Unquoting;
 
 /// An item that is not done.
 pub(super) enum Item {
@@ -32,6 +33,12 @@ pub(super) enum Item {
         input: String,
         unquoting: Unquoting,
     },
+    /// A call to the client's search for tools. Its arguments are told when they are whole.
+    Search {
+        id: String,
+        call_id: String,
+        arguments: String,
+    },
 }
 
 impl Item {
@@ -57,12 +64,17 @@ impl Item {
         Self::Custom { id, call_id, name, input: String::new(), unquoting }
     }
 
+    pub(super) fn search(id: String, call_id: String) -> Self {
+        Self::Search { id, call_id, arguments: String::new() }
+    }
+
     pub(super) fn id(&self) -> &str {
         match self {
             Self::Reasoning { id, .. }
             | Self::Message { id, .. }
             | Self::Call { id, .. }
-            | Self::Custom { id, .. } => id,
+            | Self::Custom { id, .. }
+            | Self::Search { id, .. } => id,
         }
     }
 
@@ -70,7 +82,7 @@ impl Item {
     pub(super) fn text(&self) -> &str {
         match self {
             Self::Reasoning { text, .. } | Self::Message { text, .. } => text,
-            Self::Call { arguments, .. } => arguments,
+            Self::Call { arguments, .. } | Self::Search { arguments, .. } => arguments,
             Self::Custom { input, .. } => input,
         }
     }
@@ -85,7 +97,7 @@ impl Item {
                 Some(json!({"type": "output_text", "text": text, "annotations": [],
                     "logprobs": told}))
             }
-            Self::Call { .. } | Self::Custom { .. } => None,
+            Self::Call { .. } | Self::Custom { .. } | Self::Search { .. } => None,
         }
     }
 
@@ -116,6 +128,12 @@ impl Item {
             Self::Custom { id, call_id, name, input, .. } => json!({"id": id,
                 "type": "custom_tool_call", "call_id": call_id, "name": name, "input": input,
                 "status": status}),
+            Self::Search { id, call_id, arguments } => {
+                let whole: Option<Map<String, Value>> = serde_json::from_str(arguments).ok();
+                json!({"id": id, "type": "tool_search_call", "call_id": call_id,
+                    "execution": "client", "arguments": whole.unwrap_or_default(),
+                    "status": status})
+            }
         }
     }
 
@@ -144,6 +162,10 @@ impl Item {
                 let event = "response.custom_tool_call_input.delta";
                 (!delta.is_empty()).then(|| (event, json!({"delta": delta})))
             }
+            Self::Search { arguments, .. } => {
+                arguments.push_str(new);
+                None
+            }
         }
     }
 
@@ -171,102 +193,7 @@ impl Item {
             Self::Custom { input, .. } => {
                 ("response.custom_tool_call_input.done", json!({"input": input}))
             }
+            Self::Search { .. } => return None,
         })
-    }
-}
-
-/// Takes the string out of `{"input": "..."}` as it comes. Arguments of another form pass unchanged.
-#[derive(Default)]
-pub(super) struct Unquoting {
-    state: State,
-    /// The part of the frame, or of an escape, that is not decided.
-    held: String,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum State {
-    #[default]
-    Frame,
-    Text,
-    Escape,
-    Ended,
-    Unchanged,
-}
-
-/// How our parser writes the beginning of an object whose only key is `input`.
-const FRAME: &str = "{\"input\": \"";
-
-impl Unquoting {
-    fn push(&mut self, text: &str, out: &mut String) {
-        for character in text.chars() {
-            match self.state {
-                State::Frame => {
-                    self.held.push(character);
-                    if self.held == FRAME {
-                        self.state = State::Text;
-                        self.held.clear();
-                    } else if !FRAME.starts_with(&self.held) {
-                        self.state = State::Unchanged;
-                        out.push_str(&std::mem::take(&mut self.held));
-                    }
-                }
-                State::Text => match character {
-                    '"' => self.state = State::Ended,
-                    '\\' => {
-                        self.held.push('\\');
-                        self.state = State::Escape;
-                    }
-                    other => out.push(other),
-                },
-                State::Escape => {
-                    self.held.push(character);
-                    let quoted = format!("\"{}\"", self.held);
-                    if let Ok(decoded) = serde_json::from_str::<String>(&quoted) {
-                        out.push_str(&decoded);
-                        self.held.clear();
-                        self.state = State::Text;
-                    } else if ESCAPE_BYTES_MAX <= self.held.len() {
-                        out.push_str(&std::mem::take(&mut self.held));
-                        self.state = State::Text;
-                    }
-                }
-                State::Unchanged => out.push(character),
-                State::Ended => {}
-            }
-        }
-    }
-
-    fn finish(&mut self, out: &mut String) {
-        if self.state == State::Frame {
-            out.push_str(&std::mem::take(&mut self.held));
-        }
-        self.state = State::Ended;
-    }
-}
-
-/// The longest escape: two halves of a character beyond the basic plane.
-const ESCAPE_BYTES_MAX: usize = 12;
-
-#[cfg(test)]
-mod tests {
-    use super::Unquoting;
-
-    #[test]
-    fn the_string_comes_out_at_every_split() {
-        let text = "*** Begin\n\"a\\b\"\t🤭é\u{1}";
-        let arguments = serde_json::json!({"input": text}).to_string().replacen(":", ": ", 1);
-        let others = ["{}", "{\"other\": \"x\"}", "[1]"];
-        for (arguments, expected) in
-            others.map(|text| (text, text)).into_iter().chain([(arguments.as_str(), text)])
-        {
-            for cut in (0..=arguments.len()).filter(|cut| arguments.is_char_boundary(*cut)) {
-                let mut unquoting = Unquoting::default();
-                let mut out = String::new();
-                unquoting.push(&arguments[..cut], &mut out);
-                unquoting.push(&arguments[cut..], &mut out);
-                unquoting.finish(&mut out);
-                assert_eq!(out, expected, "{cut}");
-            }
-        }
     }
 }

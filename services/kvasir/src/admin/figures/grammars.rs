@@ -25,6 +25,16 @@ pub(crate) fn grammars(stats: &GuideStats, text: &mut String) {
                 "Answers ended because their grammar failed",
                 stats.failed,
             ),
+            (
+                "kvasir_decode_grammars_refused_full_total",
+                "Requests refused because as many as may waited for their grammar",
+                stats.refused_full,
+            ),
+            (
+                "kvasir_decode_grammars_deserted_total",
+                "Requests and answers given up because no grammar thread was left",
+                stats.deserted,
+            ),
             ("kvasir_decode_grammar_masks_total", "Masks computed", stats.masks),
             (
                 "kvasir_decode_grammar_timeouts_total",

@@ -112,6 +112,17 @@ fn pods_are_the_members_that_routers_take_them_for() {
     }
 }
 
+/// The first value under this key, however deep.
+fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
+    match value {
+        Value::Object(fields) => {
+            fields.get(key).or_else(|| fields.values().find_map(|inner| find(inner, key)))
+        }
+        Value::Array(items) => items.iter().find_map(|inner| find(inner, key)),
+        _ => None,
+    }
+}
+
 #[test]
 fn the_parts_of_a_manifest_fit_together() {
     let selector = KubernetesConfig::default().selector;
@@ -157,6 +168,11 @@ fn the_parts_of_a_manifest_fit_together() {
         let needed = [config.cluster.model, disk];
         assert!(needed.iter().flatten().all(|path| mounted(path)), "{role}");
         assert_eq!(pod["serviceAccountName"], "kvasir");
+        let secrets = pod["volumes"].as_array().unwrap().iter();
+        let mut secrets = secrets.filter_map(|volume| find(volume, "secretName")?.as_str());
+        let own = format!("kvasir-tls-{role}");
+        assert!(secrets.clone().any(|name| name == own), "{role}");
+        assert!(secrets.all(|name| name == own || !name.starts_with("kvasir-tls")), "{role}");
     }
     let [account, rights, binding] = &objects("access.json")[..] else { panic!("access.json") };
     let rule = json!({
@@ -171,17 +187,22 @@ fn the_parts_of_a_manifest_fit_together() {
 #[test]
 fn certificates_made_by_the_script_are_those_of_the_pods() {
     let made = tempfile::tempdir().unwrap();
-    let make = |pods: &[&str]| {
-        let script = folder().join("certificates.sh");
-        let status = Command::new("/bin/sh").arg(script).arg(made.path()).args(pods).status();
+    let make = |days: &str, pods: &[&str]| {
+        let mut command = Command::new("/bin/sh");
+        command.arg(folder().join("certificates.sh")).arg(made.path()).args(pods);
+        let status = command.env("CERTIFICATE_DAYS", days).status();
         assert!(status.unwrap().success(), "the script needs openssl");
     };
-    make(&["decode-0", "router-12"]);
-    let tls = made.path().join("tls");
-    let first = fs::read(tls.join("decode-0.pem")).unwrap();
-    make(&["decode-0", "decode-1"]);
-    assert_eq!(fs::read(tls.join("decode-0.pem")).unwrap(), first, "what is there stays");
-    for pod in ["decode-0", "decode-1", "router-12"] {
+    make("365", &["decode-0", "router-12"]);
+    make("20", &["decode-2"]);
+    let read = |pod: &str| fs::read(made.path().join(format!("decode/{pod}.pem"))).unwrap();
+    let before = ["decode-0", "decode-2"].map(read);
+    make("365", &["decode-0", "decode-1", "decode-2"]);
+    let after = ["decode-0", "decode-2"].map(read);
+    assert_eq!(after[0], before[0], "what is good for long stays");
+    assert_ne!(after[1], before[1], "what ends soon is made anew");
+    for pod in ["decode-0", "decode-1", "decode-2", "router-12"] {
+        let tls = made.path().join(pod.split_once('-').unwrap().0);
         let files = IdentityFiles {
             authority: tls.join("ca.pem"),
             certificate: tls.join(format!("{pod}.pem")),
@@ -191,5 +212,11 @@ fn certificates_made_by_the_script_are_those_of_the_pods() {
         let role = pod.split_once('-').unwrap().0;
         assert_eq!((member.name(), member.role()), (pod, MemberRole::parse(role).unwrap()));
     }
-    assert!(!tls.join("ca.key").exists(), "it is no part of the secret");
+    let roles =
+        ["decode", "router"].map(|role| fs::read_dir(made.path().join(role)).unwrap().count());
+    assert_eq!(
+        roles,
+        [7, 3],
+        "the authority's certificate, and two files for each pod of the role"
+    );
 }

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 use shared::{
     BlockName, BlockStore, Brought, Descriptor, DpRank, Durability, Flow, Found, Generation,
     Grouped, LocateEvent, Location, ManualClock, Miss, ObjectKey, ObjectKind, OfferEvent,
-    OfferOutcome, RegionId, RequestContext, Sink, SlotIndex, Ticket, WorkerId, WorkerRank, owners,
+    OfferOutcome, Random, RegionId, RequestContext, Sink, SlotIndex, Ticket, WorkerId, WorkerRank,
+    owners,
 };
 
 use super::{StoreNode, Stores, StoresStats};
@@ -466,20 +467,6 @@ impl Call {
     }
 }
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let bound = u64::try_from(bound).unwrap();
-        usize::try_from((mixed ^ (mixed >> 31)) % bound).unwrap()
-    }
-}
-
 /// Nodes that come and go in the middle of lookups and offers.
 struct Churn {
     random: Random,
@@ -497,7 +484,7 @@ impl Churn {
         let config = StoresConfig { hot_lookups_min: 5, copies_max: 16, ..StoresConfig::default() };
         let stores = stores(&members, config);
         let mut churn = Self {
-            random: Random(seed),
+            random: Random::new(seed),
             members,
             stores,
             calls: vec![],

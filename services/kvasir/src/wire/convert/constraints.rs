@@ -34,9 +34,9 @@ pub(super) fn logit_bias_from_wire(values: Vec<v1::TokenValue>) -> Result<LogitB
 }
 
 pub(super) fn logprobs_from_wire(count: u32) -> Result<u8, WireError> {
-    let count = u8::try_from(count).ok().filter(|count| *count <= LOGPROBS_MAX);
-    let (field, max) = ("logprobs", usize::from(LOGPROBS_MAX));
-    count.ok_or(WireError::TooMany { field, found: usize::MAX, max })
+    let known = u8::try_from(count).ok().filter(|count| *count <= LOGPROBS_MAX);
+    let found = usize::try_from(count).unwrap_or(usize::MAX);
+    known.ok_or_else(|| WireError::TooMany { field: "logprobs", found, max: LOGPROBS_MAX.into() })
 }
 
 pub(super) fn constraint_to_wire(constraint: &Constraint) -> v1::Constraint {

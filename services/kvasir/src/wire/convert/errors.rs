@@ -7,10 +7,11 @@ use v1::serve_error::Kind;
 
 /// The words a role or stage is known by in [`ServeError`]; it holds static text. An unknown word becomes the last one.
 const ROLES: [&str; 6] = ["decode", "prefill", "kvstore", "router", "placement", "suitable"];
-const STAGES: [&str; 8] = [
+const STAGES: [&str; 9] = [
     "queued",
     "preempted",
     "starting",
+    "compiling its grammar",
     "computing its prompt",
     "decoding",
     "leaving",

@@ -59,7 +59,7 @@ struct Letters {
 }
 
 /// What the thread does, or waits for.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Sleeper {
     #[default]
     Awake,
@@ -137,7 +137,7 @@ impl Mailbox {
     }
 
     /// Moves the next letters to `read`, which is empty, in the order in which to read them; sleeps until there are any, for
-    /// `wait_max` at most. `watching` says that requests wait for a worker. False once the thread is to stop.
+    /// `wait_max` at most. `sleeper` says what may wake it. False once the thread is to stop.
     pub(super) fn take(
         &self,
         read: &mut VecDeque<Letter>,
@@ -161,12 +161,30 @@ impl Mailbox {
         !letters.stopped
     }
 
-    /// Takes nothing more, and gives what was not read.
+    /// Moves the letters to `read`, which is empty, in the order in which to read them, if the thread sleeps, no request waits,
+    /// and none of them is one that the thread is woken for. Otherwise it does nothing and says false.
+    pub(super) fn take_idle(&self, read: &mut VecDeque<Letter>) -> bool {
+        let mut letters = self.letters.lock();
+        let unread = letters.commands.len() + letters.told.len();
+        let asleep = letters.sleeper == Sleeper::Idle && !letters.stopped && !letters.ended;
+        if !asleep || unread != letters.unhurried {
+            return false;
+        }
+        read.append(&mut letters.told);
+        read.append(&mut letters.commands);
+        letters.unhurried = 0;
+        true
+    }
+
+    /// Takes nothing more, ends [`Self::take`], and gives what was not read.
     pub(super) fn end(&self) -> Vec<Letter> {
         let mut letters = self.letters.lock();
-        letters.ended = true;
+        (letters.ended, letters.stopped) = (true, true);
+        let sleeps = letters.sleeper != Sleeper::Awake;
         let told = std::mem::take(&mut letters.told);
-        std::mem::take(&mut letters.commands).into_iter().chain(told).collect()
+        let unread = std::mem::take(&mut letters.commands).into_iter().chain(told).collect();
+        self.wake_if(sleeps, letters);
+        unread
     }
 }
 
@@ -240,6 +258,29 @@ mod tests {
         assert!(mailbox.take(&mut read, Duration::MAX, Sleeper::Idle));
         assert_eq!(read.len(), TOLD_PER_TURN + 1);
         assert!(matches!(read.pop_back(), Some(Letter::Finished(..))));
+    }
+
+    #[test]
+    fn short_words_are_taken_from_a_sleeper_and_nothing_else() {
+        let mailbox = Mailbox::new(8, 8, 8);
+        let mut read = VecDeque::new();
+        assert!(!mailbox.take_idle(&mut read), "nobody sleeps yet");
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                let mut read = VecDeque::new();
+                while mailbox.take(&mut read, Duration::from_secs(3_600), Sleeper::Idle) {}
+                read.len()
+            });
+            while !mailbox.take_idle(&mut read) {
+                std::thread::yield_now();
+            }
+            assert!(is_taken(&mailbox.put(finished(1))) && is_taken(&mailbox.put(outcome())));
+            assert!(mailbox.take_idle(&mut read) && read.len() == 2);
+            assert!(is_taken(&mailbox.put(look())), "which wakes the sleeper");
+            mailbox.stop();
+            assert_eq!(sleeper.join().unwrap(), 1);
+        });
+        assert!(!mailbox.take_idle(&mut read), "it stopped");
     }
 
     #[test]

@@ -1,5 +1,6 @@
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, mpsc};
+use std::thread;
 
 use router::{DrainSource, LegEnd, Role, Router, RouterConfig};
 use shared::{
@@ -50,9 +51,8 @@ fn start_comparing(
     .unwrap()
 }
 
-fn submit(placement: &Placement, id: u128) -> (Ticket, mpsc::Receiver<PlaceEvent>) {
-    let (sender, receiver) = mpsc::channel();
-    let request = PlaceRequest {
+fn request(id: u128) -> PlaceRequest {
+    PlaceRequest {
         id: RequestId(id),
         tenant: TenantId(Arc::from("t")),
         names: Arc::from([]),
@@ -62,9 +62,13 @@ fn submit(placement: &Placement, id: u128) -> (Ticket, mpsc::Receiver<PlaceEvent
         priority: Priority::Normal,
         session: None,
         excluded: Vec::new(),
-    };
+    }
+}
+
+fn submit(placement: &Placement, id: u128) -> (Ticket, mpsc::Receiver<PlaceEvent>) {
+    let (sender, receiver) = mpsc::channel();
     let sink = move |event| if sender.send(event).is_ok() { Flow::Open } else { Flow::Closed };
-    (placement.submit(request, Box::new(sink)), receiver)
+    (placement.submit(request(id), Box::new(sink)), receiver)
 }
 
 #[test]
@@ -113,10 +117,10 @@ fn a_dead_thread_shows_and_gives_its_places_back() {
             Ok(PlaceEvent::Placed(_)) => panic!("the only place is taken"),
             Err(mpsc::TryRecvError::Empty) => clock.advance(PERIOD),
         }
-        std::thread::yield_now();
+        thread::yield_now();
     }
     while placement.is_running() {
-        std::thread::yield_now();
+        thread::yield_now();
     }
     drop((first, second));
     for id in 3..9 {
@@ -124,6 +128,45 @@ fn a_dead_thread_shows_and_gives_its_places_back() {
         let refused = refused.recv().unwrap();
         assert_eq!(refused, PlaceEvent::Refused(ServeError::NoWorker { role: "placement" }));
     }
+}
+
+#[test]
+fn a_request_that_finds_the_thread_asleep_is_placed_by_who_asks() {
+    let placement = start(64, 8);
+    let here = thread::current().id();
+    let placed_here = (0..1_000_000).any(|id| {
+        let (sender, threads) = mpsc::channel();
+        let sink = move |event: PlaceEvent| {
+            let is_placed = matches!(event, PlaceEvent::Placed(_));
+            sender.send((thread::current().id(), is_placed)).unwrap();
+            Flow::Closed
+        };
+        let ticket = placement.submit(request(id), Box::new(sink));
+        let told = threads.recv().unwrap();
+        drop(ticket);
+        thread::yield_now();
+        told == (here, true)
+    });
+    assert!(placed_here);
+    // Whoever does it, all are placed.
+    let tickets: Vec<_> = (1_000_000..1_000_008).map(|id| submit(&placement, id)).collect();
+    assert!(tickets.iter().all(|(_, events)| events.recv().is_ok()));
+}
+
+#[test]
+fn a_fault_on_the_thread_of_a_caller_ends_placement_too() {
+    let placement = start(8, 8);
+    let fault = |_: PlaceEvent| -> Flow { panic!("the fault this test is about") };
+    // On the caller's thread, or on its own when that was awake.
+    let _caught = panic::catch_unwind(AssertUnwindSafe(|| {
+        drop(placement.submit(request(1), Box::new(fault)));
+    }));
+    while placement.is_running() {
+        thread::yield_now();
+    }
+    let (_ticket, refused) = submit(&placement, 2);
+    let error = ServeError::NoWorker { role: "placement" };
+    assert_eq!(refused.recv().unwrap(), PlaceEvent::Refused(error));
 }
 
 #[test]
@@ -164,7 +207,7 @@ fn outcomes_and_drains_reach_the_router() {
     let shows = |want: &dyn Fn(&router::RouterSnapshot) -> bool| {
         while !want(&placement.snapshot()) {
             clock.advance(PERIOD);
-            std::thread::yield_now();
+            thread::yield_now();
         }
     };
     shows(&|snapshot| 256 < snapshot.answer_tokens);
