@@ -1,7 +1,7 @@
 #!/bin/sh
 # certificates.sh FOLDER POD...: makes an authority in FOLDER, if there is none, and for each pod a key and a certificate in FOLDER/ROLE, beside the
 # authority's own certificate: a secret for each role, so that none holds the keys of another. A pod is named ROLE-ORDINAL; its certificate says
-# POD.ROLE.kvasir and is good for 365 days. One that is good for 30 days more is left alone. Needs openssl 1.1.1 or later.
+# POD.ROLE.kvasir and is good for 365 days, or for as many as CERTIFICATE_DAYS says. One that is good for 30 days more is left alone. Needs openssl 1.1.1 or later.
 set -eu
 [ $# -ge 2 ] || { echo "usage: certificates.sh FOLDER POD..." >&2; exit 2; }
 folder=$1
