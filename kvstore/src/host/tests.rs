@@ -113,6 +113,7 @@ impl Rig {
 
     /// Nobody holds anything, in the worker's pools and in the tier's.
     fn assert_at_rest(&self) {
+        self.settle();
         for pool in [&self.blocks, &self.windows, self.tier.blocks(), self.tier.windows()] {
             assert!(pool.audit().is_at_rest(), "{pool:?}: {:?}", pool.audit());
         }

@@ -75,6 +75,7 @@ impl Store {
         for number in numbers {
             let _evicted = self.rig.tier.evict_all();
             found.extend(self.rig.versions([number]).into_iter().map(|(number, _)| number));
+            assert!(self.disk.flush(FLUSH));
         }
         let _evicted = self.rig.tier.evict_all();
         found

@@ -14,11 +14,15 @@ use crate::testing::next;
 
 const FLUSH: Duration = Duration::from_secs(20);
 
+/// What a lookup says of each, when the tier holds nothing of it any more.
 fn reasons(rig: &Rig, numbers: impl IntoIterator<Item = u64>) -> Vec<Result<u64, Miss>> {
     let numbers: Vec<u64> = numbers.into_iter().collect();
     let keys: Vec<_> = numbers.iter().copied().map(key).collect();
-    let (_ticket, events) = ask(rig, &keys);
+    let (ticket, events) = ask(rig, &keys);
     let found = next(&events).found;
+    drop(ticket);
+    rig.settle();
+    assert!(rig.tier.disk.as_ref().is_none_or(|disk| disk.flush(FLUSH)));
     numbers.into_iter().zip(found).map(|(number, found)| found.map(|_| number)).collect()
 }
 
