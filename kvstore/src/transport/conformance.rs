@@ -84,7 +84,7 @@ type Case<R> = (&'static str, fn(&R));
 
 /// Runs every case.
 pub(crate) fn check<R: Rig>() {
-    let cases: [Case<R>; 13] = [
+    let cases: [Case<R>; 14] = [
         ("bytes arrive in order", bytes_arrive_in_order),
         ("a batch mixes regions", a_batch_mixes_regions),
         ("large objects arrive whole", large_objects_arrive_whole),
@@ -94,6 +94,7 @@ pub(crate) fn check<R: Rig>() {
         ("a reused slot is stale", a_reused_slot_is_stale),
         ("damaged bytes are refused and forgotten", damaged_bytes_are_refused_and_forgotten),
         ("a short target is refused", a_short_target_is_refused),
+        ("faults in a long batch cost themselves", faults_in_a_long_batch_cost_themselves),
         ("a source is free once it was read", a_source_is_free_once_it_was_read),
         ("a dropped ticket gives the targets back", a_dropped_ticket_gives_the_targets_back),
         ("a closed sink frees the targets", a_closed_sink_frees_the_targets),
@@ -303,6 +304,42 @@ fn a_short_target_is_refused<R: Rig>(rig: &R) {
     for expected in [Ok(()), Err(expected), Ok(())] {
         assert_eq!(next(&events).result, expected);
     }
+}
+
+fn faults_in_a_long_batch_cost_themselves<R: Rig>(rig: &R) {
+    const COUNT: u64 = 64;
+    let (source, target) = (Source::new::<R>(1, 64, SLOT_BYTES), pool(2, 62));
+    let short = Source::new::<R>(3, 2, SLOT_BYTES - 1).pool;
+    rig.publish(&source);
+    let (held, mut sources) = source.fill(COUNT);
+    let (short_at, stale_at, bad_at) = ([9, 40], [0, 17, 18, 63], [5, 33]);
+    for place in stale_at {
+        sources[place].location.generation.0 += 1;
+    }
+    for place in bad_at {
+        spoil(&*source.memory, held[place].index());
+    }
+    let pools = |place: &usize| if short_at.contains(place) { &short } else { &target };
+    let reads =
+        (0..sources.len()).flat_map(|place| requests(&sources[place..=place], pools(&place)));
+    let (sink, events) = answers();
+    let _ticket = rig.transport().read(RequestContext::NONE, reads.collect(), sink);
+    for (place, source) in sources.iter().enumerate() {
+        let done = next(&events);
+        assert_eq!(&done.source, source, "{place}");
+        match done.result {
+            Err(ReadError::Length { .. }) => assert!(short_at.contains(&place), "{place}"),
+            Err(ReadError::Stale) => assert!(stale_at.contains(&place), "{place}"),
+            Err(ReadError::Corrupt { .. }) => assert!(bad_at.contains(&place), "{place}"),
+            other => {
+                assert_eq!(other, Ok(()), "{place}");
+                let sealed = target.seal_read(done.target, &done.source).unwrap();
+                assert_eq!(bytes_of(&sealed), payload(u64::try_from(place).unwrap()));
+            }
+        }
+    }
+    assert!(events.recv().is_err(), "the sink is gone");
+    assert_eq!((target.audit().cached, short.audit().free), (56, 2));
 }
 
 fn a_source_is_free_once_it_was_read<R: Rig>(rig: &R) {

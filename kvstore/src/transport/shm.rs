@@ -9,8 +9,10 @@
 //!
 //! Only processes of the same user talk to each other. A connection carries one run at a time.
 //!
-//! Start reading at `client.rs`, then `server.rs`; `messages.rs` has the two messages, `socket.rs` moves them.
+//! Start reading at `client.rs`, then `ahead.rs` (a second thread for long runs) and `server.rs`; `messages.rs` has the two
+//! messages, `socket.rs` moves them.
 
+mod ahead;
 mod client;
 mod messages;
 mod server;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use shared::{Descriptor, Flow, RegionId, RequestContext, SlotIndex};
@@ -9,6 +10,7 @@ use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tokio::task;
 
+use super::ahead::Ahead;
 use super::messages::{Ask, SegmentShape, Told};
 use super::socket::Conversation;
 use crate::memory::{OPEN_MARK, mark_of, slot_mark};
@@ -42,11 +44,11 @@ pub(in crate::transport) struct Lines {
 struct Line {
     path: PathBuf,
     conversation: Conversation,
-    segments: HashMap<RegionId, Mapped>,
+    segments: HashMap<RegionId, Arc<Mapped>>,
 }
 
 /// A peer's segment.
-struct Mapped {
+pub(super) struct Mapped {
     segment: ForeignSegment,
     shape: SegmentShape,
 }
@@ -56,7 +58,7 @@ struct Lost;
 
 /// What a copy came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Copied {
+pub(super) enum Copied {
     /// The object.
     Right,
     /// Other bytes, of this checksum.
@@ -88,9 +90,21 @@ pub(in crate::transport) async fn read(
     member: &Member,
     run: &mut Run<'_>,
 ) -> Result<Option<Flow>, ReadError> {
-    let (core, limits) = (run.core(), run.limits());
-    let permit = limits.within(member.lines.permits.acquire()).await?;
+    let permit = run.limits().within(member.lines.permits.acquire()).await?;
     let _permit = permit.expect("the semaphore is never closed");
+    let mut ahead = Ahead::default();
+    let done = read_all(path, member, run, &mut ahead).await;
+    ahead.end(run).await;
+    done
+}
+
+async fn read_all(
+    path: &FilePath,
+    member: &Member,
+    run: &mut Run<'_>,
+    ahead: &mut Ahead,
+) -> Result<Option<Flow>, ReadError> {
+    let (core, limits, region) = (run.core(), run.limits(), run.region());
     let idle = member.lines.take(path);
     let mut is_new = idle.is_none();
     let mut line = match idle {
@@ -101,12 +115,22 @@ pub(in crate::transport) async fn read(
         },
     };
     let context = run.context();
-    while let Some(read) = run.front() {
+    let mut again = false;
+    loop {
+        let copied = if again {
+            None
+        } else {
+            ahead.begin(line.segments.get(&region), run);
+            ahead.next(run).await
+        };
+        let Some(read) = run.front() else {
+            break;
+        };
         limits.check()?;
         let result = match misfit(read) {
             Some(error) => Err(error),
             None => {
-                let asked = limits.within(line.read(context, read)).await?;
+                let asked = limits.within(line.read(context, read, copied)).await?;
                 match asked {
                     Ok(Outcome::Answer(result)) => result,
                     Ok(Outcome::NotShared) => {
@@ -117,10 +141,10 @@ pub(in crate::transport) async fn read(
                         // The others are as dead, and each would keep all of its memory mapped.
                         member.lines.clear();
                         if is_new {
-                            return Err(ReadError::PeerLost { region: run.region() });
+                            return Err(ReadError::PeerLost { region });
                         }
                         // The peer was started anew since this connection was made.
-                        is_new = true;
+                        (is_new, again) = (true, true);
                         match limits.within(connect(core, path)).await {
                             Ok(Some(made)) => line = made,
                             Ok(None) | Err(_) => return Ok(None),
@@ -130,6 +154,7 @@ pub(in crate::transport) async fn read(
                 }
             }
         };
+        again = false;
         limits.check()?;
         if run.answer(Path::SharedMemory, result) == Flow::Closed {
             member.lines.put(line);
@@ -188,16 +213,17 @@ impl Lines {
 }
 
 impl Line {
-    /// Copies one object; asks the owner when that cannot be done, and tries again. When it is cancelled the line is to be
+    /// Copies one object, unless that was tried; asks the owner when that cannot be done, and tries again. When it is cancelled the line is to be
     /// dropped: an answer may be under way.
     async fn read(
         &mut self,
         context: RequestContext,
         read: &mut ReadRequest,
+        copied: Option<Copied>,
     ) -> Result<Outcome, Lost> {
         let region = read.source.location.region;
         let expected = read.source.checksum;
-        let mut copied = self.copy(read);
+        let mut copied = copied.unwrap_or_else(|| self.copy(read));
         for _ in 0..ASKS_MAX {
             let wrong = match copied {
                 Copied::Right => break,
@@ -245,7 +271,7 @@ impl Line {
             if SEGMENTS_MAX <= self.segments.len() && !self.segments.contains_key(&region) {
                 return Err(broken(&"the peer has too many segments"));
             }
-            self.segments.insert(region, Mapped { segment, shape });
+            self.segments.insert(region, Arc::new(Mapped { segment, shape }));
         }
         if told.status == Status::Ready && !self.has_place_for(&ask.object) {
             return Err(broken(&"the peer has an object outside its segment"));
@@ -267,7 +293,7 @@ impl Line {
 
 impl Mapped {
     /// Copies an object into the target, and its marks before and after say whether it was there all the time.
-    fn copy(&self, source: &Descriptor, target: &mut OwnedSlot) -> Copied {
+    pub(super) fn copy(&self, source: &Descriptor, target: &mut OwnedSlot) -> Copied {
         let Some(start) = self.start(source) else {
             return Copied::Moved;
         };
