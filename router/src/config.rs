@@ -136,8 +136,8 @@ pub struct LifeConfig {
     /// A worker that has work and reported no progress for this long counts as stuck. More than 0, default 15 s: longer
     /// than a step of any model that is served, shorter than the silence after which its link is made anew.
     pub wedged_after: Duration,
-    /// How long a worker that drains may take for what it has; then it is forgotten with all that runs there. Default 10
-    /// min: long answers end, a drain that hangs does not last for ever.
+    /// How long a worker that drains may take for what it has; then what runs there is forgotten, while it drains on. Default
+    /// 10 min: long answers end, and those that hang do not count for ever.
     pub drain_max: Duration,
     /// How long after a worker left its failures, its circuit breaker, its warm-up and an operator's drain are kept for its
     /// return. Default 10 min: longer than a restart, shorter than a worker is repaired. 0: who comes back is new.

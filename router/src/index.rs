@@ -274,6 +274,17 @@ impl PrefixIndex {
         slot.map_or(0, |&slot| self.member(slot).digests.unindexed_pairs())
     }
 
+    /// Takes the view of a member that told something as stale: what it tells from now on may not follow what it told.
+    pub fn doubt(&mut self, worker: WorkerRank) {
+        if let Some(&slot) = self.slots.get(&worker)
+            && self.member(slot).state != ViewState::Unseen
+        {
+            let member = self.member_mut(slot);
+            member.digests.lost();
+            member.state = ViewState::Stale;
+        }
+    }
+
     /// Drops the entries of a stale member that does not say what it holds. Its view stays stale. Cost as for a clear.
     pub fn distrust(&mut self, worker: WorkerRank) {
         self.settle();

@@ -95,7 +95,7 @@ pub struct LifeCounters {
     pub wedged: u64,
     /// Drains begun.
     pub drains: u64,
-    /// Draining workers forgotten at their deadline.
+    /// Draining workers whose time was over: what ran there was forgotten.
     pub drains_cut_off: u64,
     /// Requests placed on a worker in spite of a reason against it, since there was no other one.
     pub overridden: u64,
@@ -112,7 +112,7 @@ pub(crate) struct Lives {
     seed: u64,
     workers: Workers,
     memory: Memory,
-    /// Whether some worker may drain; without one, which is the rule, nobody is looked at for it.
+    /// Whether the time of some drain may have to come; without one, which is the rule, nobody is looked at for it.
     drains: bool,
     pub(crate) counters: LifeCounters,
 }
@@ -269,17 +269,19 @@ impl Lives {
         life.drains.end(by) && life.drains.by().is_none()
     }
 
-    /// Draining workers whose time is over.
+    /// Draining workers whose time is over now, each once. They drain on until their drains are taken back.
     pub(crate) fn drained_out(&mut self, now: Timestamp) -> Vec<WorkerRank> {
         self.drains &= self.next_drain().is_some();
         if !self.drains {
             return Vec::new();
         }
-        let over = self.workers.iter().filter(|(_, life)| {
-            let until = life.drains.until();
-            until.is_some_and(|until| until <= now)
+        let over = self.workers.iter_mut().filter_map(|(worker, life)| {
+            let cut_off = life.drains.is_cut_off(now);
+            cut_off.then_some(worker)
         });
-        over.map(|(worker, _)| worker).collect()
+        let over: Vec<WorkerRank> = over.collect();
+        self.counters.drains_cut_off += u64::try_from(over.len()).expect("members are few");
+        over
     }
 
     /// When the next drain is over.
@@ -393,6 +395,10 @@ impl Workers {
 
     fn iter(&self) -> impl Iterator<Item = (WorkerRank, &Life)> {
         self.decode.iter().chain(self.prefill.iter())
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = (WorkerRank, &mut Life)> {
+        self.decode.iter_mut().chain(self.prefill.iter_mut())
     }
 }
 

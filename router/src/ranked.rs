@@ -39,6 +39,10 @@ impl<T> Ranked<T> {
         self.0.iter().map(|(worker, value)| (*worker, value))
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (WorkerRank, &mut T)> {
+        self.0.iter_mut().map(|(worker, value)| (*worker, value))
+    }
+
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|(_, value)| value)
     }
@@ -67,8 +71,9 @@ mod tests {
         assert_eq!((ranked.remove(rank(5)), ranked.get(rank(4))), (None, None));
         *ranked.get_mut(rank(9)).expect("there") += 1;
         ranked.values_mut().for_each(|value| *value += 1);
+        ranked.iter_mut().for_each(|(worker, value)| *value += u32::from(worker == rank(3)));
         let all: Vec<_> = ranked.iter().map(|(worker, &value)| (worker, value)).collect();
-        assert_eq!(all, [(rank(1), 11), (rank(3), 31), (rank(9), 92)]);
-        assert_eq!(ranked.values().sum::<u32>(), 134);
+        assert_eq!(all, [(rank(1), 11), (rank(3), 32), (rank(9), 92)]);
+        assert_eq!(ranked.values().sum::<u32>(), 135);
     }
 }

@@ -201,24 +201,19 @@ impl Router {
         self.lives.leave(worker, now);
         self.peers.worker_left(worker);
         self.resyncs.settled(worker);
-        let (loads, counters) = (&mut self.loads, &mut self.counters);
-        self.running.retain(|&id, running| {
-            if running.prefill == Some(worker) {
-                running.prefill = None;
-            }
-            if running.decode != worker {
-                return true;
-            }
-            // The chain ends with its decode worker: prefill for it is over, too.
-            if let Some(prefill) = running.prefill {
-                loads.finish(prefill, id, now);
-            }
-            counters.lost_with_worker += 1;
-            false
-        });
+        self.forget_running(worker, now);
         self.refuse_all_without_decode(&mut actions);
         self.drain(now, &mut actions);
         actions
+    }
+
+    /// Notes that the events of a member ended, and that it will tell all it holds from the beginning: what it told counts no
+    /// more. It stays a member, and what is placed there goes on. Unknown members are ignored.
+    pub fn view_lost(&mut self, worker: WorkerRank) {
+        self.index.doubt(worker);
+        self.index.distrust(worker);
+        // Nothing is to be asked for: it comes.
+        self.resyncs.settled(worker);
     }
 
     /// Takes what a member tells about itself. Events of strangers are counted and ignored.
@@ -259,8 +254,8 @@ impl Router {
         actions
     }
 
-    /// Does what is due: refuses expired requests, places those whose wait ends by time alone, forgets workers whose drain
-    /// took too long, repeats requests to members whose events were lost. Calling it early or twice is harmless.
+    /// Does what is due: refuses expired requests, places those whose wait ends by time alone, forgets what runs on workers
+    /// whose drain took too long, repeats requests to members whose events were lost. Calling it early or twice is harmless.
     pub fn tick(&mut self, now: Timestamp) -> Vec<Action> {
         let mut actions = Vec::new();
         self.index.expire(now);
@@ -268,15 +263,16 @@ impl Router {
             self.looked_at = now;
             self.lives.look(&self.loads, now);
         }
-        for worker in self.lives.drained_out(now) {
-            self.lives.counters.drains_cut_off += 1;
-            actions.extend(self.worker_left(worker, now));
+        let cut_off = self.lives.drained_out(now);
+        for &worker in &cut_off {
+            self.forget_running(worker, now);
         }
         let waiting = self.queue.len();
         self.expire_peers(now, &mut actions);
         self.expire(now, &mut actions);
         let head_changed = self.queue.len() < waiting;
-        if head_changed || self.relief_at.is_some_and(|at| at <= now) {
+        let room_changed = head_changed || !cut_off.is_empty();
+        if room_changed || self.relief_at.is_some_and(|at| at <= now) {
             self.drain(now, &mut actions);
         }
         self.ask_for_states(now, &mut actions);
@@ -356,6 +352,26 @@ impl Router {
             rates: RateSnapshot::of(load.rates()),
             life: self.lives.snapshot(worker, now),
         })
+    }
+
+    /// Lets go of what runs on a worker. Its owners go on as they do.
+    fn forget_running(&mut self, worker: WorkerRank, now: Timestamp) {
+        let Self { running, loads, lives, counters, .. } = self;
+        running.retain(|&id, running| {
+            let mut end = |worker| {
+                loads.finish(worker, id, now);
+                lives.finished(worker, id);
+            };
+            if running.decode != worker {
+                running.prefill.take_if(|prefill| *prefill == worker).into_iter().for_each(end);
+                return true;
+            }
+            // The chain ends with its decode worker: prefill for it is over, too, and probes nobody any more.
+            end(worker);
+            running.prefill.into_iter().for_each(end);
+            counters.lost_with_worker += 1;
+            false
+        });
     }
 
     fn cache_event(&mut self, event: &CacheEvent, now: Timestamp, actions: &mut Vec<Action>) {

@@ -59,7 +59,7 @@ pub struct RouterSnapshot {
     pub withdrawn: u64,
     /// Counter: placed requests that finished.
     pub finished: u64,
-    /// Counter: placed requests whose decode worker left before they finished.
+    /// Counter: placed requests whose decode worker left, or was cut off by the end of its drain, before they finished.
     pub lost_with_worker: u64,
     /// Counter: [`crate::Router::finished`] calls for requests not known any more, for example those lost with a worker.
     pub finished_unknown: u64,

@@ -103,6 +103,13 @@ impl NaiveIndex {
         self.members.get(&worker).map_or_else(RangeSet::default, |member| member.suspect)
     }
 
+    pub(super) fn doubt(&mut self, worker: WorkerRank) {
+        let member = self.members.get_mut(&worker);
+        if let Some(member) = member.filter(|member| member.state != ViewState::Unseen) {
+            (member.state, member.suspect) = (ViewState::Stale, RangeSet::ALL);
+        }
+    }
+
     pub(super) fn distrust(&mut self, worker: WorkerRank) {
         let member = self.members.get_mut(&worker);
         if let Some(member) = member.filter(|member| member.state == ViewState::Stale) {

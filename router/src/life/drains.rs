@@ -28,9 +28,13 @@ impl DrainSource {
     }
 }
 
-/// The end of the drain that each source asks for.
+/// What each source says: none, or by when the worker has to be done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Drains([Option<Timestamp>; DrainSource::ALL.len()]);
+pub(super) struct Drains {
+    words: [Option<Timestamp>; DrainSource::ALL.len()],
+    /// The first of these times has come: nothing is left there to wait for, however long the drain goes on.
+    is_over: bool,
+}
 
 impl Drains {
     /// Takes a word. The first end of each source stays, unless a later word brings an earlier one.
@@ -41,33 +45,45 @@ impl Drains {
 
     /// Takes the contrary word. False when this source had said nothing.
     pub(super) fn end(&mut self, by: DrainSource) -> bool {
-        self.of(by).take().is_some()
+        let said = self.of(by).take().is_some();
+        self.is_over &= self.by().is_some();
+        said
     }
 
     /// The first source that says so.
     pub(super) fn by(&self) -> Option<DrainSource> {
-        let told = DrainSource::ALL.into_iter().zip(self.0);
+        let told = DrainSource::ALL.into_iter().zip(self.words);
         told.filter(|(_, until)| until.is_some()).map(|(by, _)| by).next()
     }
 
-    /// When the worker has to be done.
+    /// When the worker has to be done; none once that was.
     pub(super) fn until(&self) -> Option<Timestamp> {
-        self.0.into_iter().flatten().min()
+        let first = self.words.into_iter().flatten().min();
+        first.filter(|_| !self.is_over)
     }
 
-    /// What stays of it for a worker that left: an operator's word, while its end has not come.
+    /// Whether the worker has to be done now. True once: it drains on, and nobody waits for it any more.
+    pub(super) fn is_cut_off(&mut self, now: Timestamp) -> bool {
+        let cut_off = self.until().is_some_and(|until| until <= now);
+        self.is_over |= cut_off;
+        cut_off
+    }
+
+    /// What stays of it for a worker that left: an operator's word, until the operator takes it back. What ran there went with the
+    /// worker, so a time that has come cuts nothing off.
     pub(super) fn remembered(mut self, now: Timestamp) -> Self {
-        let operator = self.of(DrainSource::Operator).filter(|until| now < *until);
-        let mut stays = Self::default();
+        let operator = *self.of(DrainSource::Operator);
+        let is_over = operator.is_some_and(|until| self.is_over || until <= now);
+        let mut stays = Self { is_over, ..Self::default() };
         *stays.of(DrainSource::Operator) = operator;
         stays
     }
 
     fn of(&mut self, by: DrainSource) -> &mut Option<Timestamp> {
         match by {
-            DrainSource::Worker => &mut self.0[0],
-            DrainSource::Operator => &mut self.0[1],
-            DrainSource::Discovery => &mut self.0[2],
+            DrainSource::Worker => &mut self.words[0],
+            DrainSource::Operator => &mut self.words[1],
+            DrainSource::Discovery => &mut self.words[2],
         }
     }
 }

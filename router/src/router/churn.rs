@@ -12,7 +12,7 @@ use shared::{
 
 use super::{Action, Router};
 use crate::config::RouterConfig;
-use crate::life::DrainSource;
+use crate::life::{Breaker, DrainSource, Steer};
 use crate::policy::Policy;
 use crate::records::PlacementKind;
 use crate::role::Role;
@@ -91,9 +91,11 @@ impl World {
     fn step(&mut self) {
         self.now = self.now.after(Duration::from_micros(self.random.word() % 200_000));
         let worker = u32::try_from(self.random.below(WORKERS)).expect("small");
-        match self.random.below(26) {
+        match self.random.below(29) {
             20..=22 => self.outcome(),
             23 => self.drain(rank(worker)),
+            26 | 27 => self.undrain_one(),
+            28 => self.router.view_lost(rank(worker)),
             24 | 25 => self.submit(),
             0 => self.leave(rank(worker)),
             1 | 2 => self.join(rank(worker), Self::role(worker)),
@@ -107,11 +109,8 @@ impl World {
     }
 
     fn join(&mut self, worker: WorkerRank, role: Role) {
-        if self.members.insert(worker, role).is_none() {
-            // An operator's word waits for its return, as long as its time lasts.
-            let now = self.now;
-            self.draining.retain(|other, until| *other != worker || now < *until);
-        }
+        // An operator's word waits for its return.
+        self.members.insert(worker, role);
         self.sequences.entry(worker).or_insert(0);
         let actions = self.router.worker_joined(worker, role, self.now).expect("room");
         self.take(actions);
@@ -135,6 +134,25 @@ impl World {
             *end = until.min(*end);
         }
         let actions = self.router.worker_draining(worker, (DrainSource::Operator, until), self.now);
+        self.take(actions);
+    }
+
+    /// Oftener than workers are drained, so that few are.
+    fn undrain_one(&mut self) {
+        let draining: Vec<WorkerRank> = self.draining.keys().copied().collect();
+        if !draining.is_empty() {
+            let worker = *self.random.pick(&draining);
+            self.undrain(worker);
+        }
+    }
+
+    fn undrain(&mut self, worker: WorkerRank) {
+        // Who is away is not known by name.
+        if self.members.contains_key(&worker) {
+            self.draining.remove(&worker);
+        }
+        let by = DrainSource::Operator;
+        let actions = self.router.worker_undrained(worker, by, self.now);
         self.take(actions);
     }
 
@@ -252,14 +270,12 @@ impl World {
     }
 
     fn take(&mut self, actions: Vec<Action>) {
-        // Whatever was called may have looked at the time, and forgotten workers whose drain is over.
-        let over = self.draining.iter().filter(|(_, until)| **until <= self.now);
-        for worker in over.map(|(&worker, _)| worker).collect::<Vec<_>>() {
-            if self.router.snapshot(self.now).workers.iter().all(|it| it.worker != worker) {
-                self.forget(worker);
-                self.draining.remove(&worker);
-            }
-        }
+        // Whatever was called may have looked at the time, and forgotten what runs on workers whose drain is over.
+        let (router, now, draining) = (&self.router, self.now, &self.draining);
+        self.running.retain(|id, placement| {
+            let is_over = draining.get(&placement.decode).is_some_and(|until| *until <= now);
+            !is_over || router.reservation(RequestId(*id)).is_some()
+        });
         for action in &actions {
             match action {
                 Action::Place { id, placement } => {
@@ -313,8 +329,10 @@ impl World {
 
     /// Ends everything: with workers there and running requests ending, every request gets its answer.
     fn settle(&mut self) {
-        self.join(rank(0), Role::Decode);
-        self.join(rank(1), Role::Prefill);
+        for (worker, role) in [(rank(0), Role::Decode), (rank(1), Role::Prefill)] {
+            self.join(worker, role);
+            self.undrain(worker);
+        }
         let mut rounds = 0;
         while !(self.waiting.is_empty() && self.running.is_empty()) {
             rounds += 1;
@@ -336,6 +354,19 @@ impl World {
         assert!(self.answers.values().all(|&count| count == 1));
         let snapshot = self.router.snapshot(self.now);
         assert!(snapshot.workers.iter().all(|it| it.load.is_none_or(|load| load.placed == 0)));
+        self.check_breakers();
+    }
+
+    /// Nothing runs: no request probes a worker, so that the next one may.
+    fn check_breakers(&self) {
+        let (lives, loads) = (&self.router.lives, &self.router.loads);
+        let decodes = loads.decode().zip(lives.of_role(Role::Decode));
+        let prefills = loads.prefill().zip(lives.of_role(Role::Prefill));
+        for (member, life) in decodes.chain(prefills) {
+            let breaker = lives.snapshot(member.0, self.now).breaker;
+            let steer = lives.steer(member, life, &[], self.now);
+            assert!(breaker == Breaker::Open || steer != Some(Steer::Broken), "{}", member.0);
+        }
     }
 }
 

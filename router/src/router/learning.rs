@@ -47,9 +47,9 @@ impl Router {
         self.expectation(id, worker).map(|expected| expected.cached_tokens)
     }
 
-    /// Marks a worker as draining: it gets nothing new and finishes what it has. At `until` it is forgotten as if it had
-    /// left. Ends by [`Self::worker_undrained`] and when the worker leaves, but an operator's word is remembered for its
-    /// return. When no other decode worker is there, what waits is refused. Unknown members are ignored; repeating it
+    /// Marks a worker as draining: it gets nothing new and finishes what it has. What still runs there at `until` counts no
+    /// more; the worker stays and drains on. Ends by [`Self::worker_undrained`] and when the worker leaves, but an operator's
+    /// word is remembered for its return. When no other decode worker is there, what waits is refused. Unknown members are ignored; repeating it
     /// keeps the earlier end.
     pub fn worker_draining(
         &mut self,

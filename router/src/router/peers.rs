@@ -69,7 +69,7 @@ struct Peer {
 }
 
 /// Where a reservation is counted: only what was added to a load is taken off it again.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Reserved {
     decode: Option<WorkerRank>,
     prefill: Option<WorkerRank>,
@@ -118,12 +118,12 @@ impl Peers {
         now: Timestamp,
     ) {
         let Some(peer) = self.heard(router, now) else { return };
-        if RESERVATIONS_MAX <= peer.reserved.len() {
+        let is_full = RESERVATIONS_MAX <= peer.reserved.len();
+        if is_full && !peer.reserved.contains_key(&reservation.id) {
             self.refused += 1;
             return;
         }
-        let count = || Reserved::count(reservation, loads, now);
-        peer.reserved.entry(reservation.id).or_insert_with(count);
+        peer.reserved.entry(reservation.id).or_default().count(reservation, loads, now);
     }
 
     /// Takes off the loads what a router has placed, all of it or what is not among `kept`.
@@ -146,16 +146,23 @@ impl Peers {
 }
 
 impl Reserved {
-    /// Adds a reservation to the loads of those of its workers that are members here.
-    fn count(reservation: &Reservation, loads: &mut Loads, now: Timestamp) -> Self {
+    /// Counts a reservation at those of its workers that are members here. Where it is counted already it stays as it is; where
+    /// it is no more, or the worker was no member before, the count moves.
+    fn count(&mut self, reservation: &Reservation, loads: &mut Loads, now: Timestamp) {
         let Reservation { id, decode, decode_rows, prefill, .. } = *reservation;
-        let mut place = |worker: WorkerRank, rows: u64| {
-            loads.of(worker)?;
-            loads.place(worker, id, rows, now);
-            Some(worker)
-        };
-        let decode = place(decode, decode_rows);
-        Self { decode, prefill: prefill.and_then(|(worker, rows)| place(worker, rows)) }
+        let told = [(&mut self.decode, Some((decode, decode_rows))), (&mut self.prefill, prefill)];
+        for (counted, told) in told {
+            if *counted == told.map(|(worker, _)| worker) {
+                continue;
+            }
+            if let Some(before) = counted.take() {
+                loads.finish(before, id, now);
+            }
+            if let Some((worker, rows)) = told.filter(|(worker, _)| loads.of(*worker).is_some()) {
+                loads.place(worker, id, rows, now);
+                *counted = Some(worker);
+            }
+        }
     }
 
     fn release(self, id: RequestId, loads: &mut Loads, now: Timestamp) {
@@ -199,7 +206,7 @@ impl Router {
     }
 
     /// Another router has placed a request: it loads its workers, and its blocks are expected of them, as if it had been
-    /// placed here. What is known already is not counted twice.
+    /// placed here. What is known already is not counted twice, and moves if it is told to be elsewhere.
     pub fn peer_placed(&mut self, router: WorkerRank, reservation: &Reservation, now: Timestamp) {
         self.peers.place(router, reservation, &mut self.loads, now);
         let prefill = reservation.prefill.map(|(worker, _)| worker);
@@ -222,7 +229,8 @@ impl Router {
         actions
     }
 
-    /// All that another router has running: what is not among it is over, what is new counts from now on.
+    /// All that another router has running: what is not among it is over, what is new counts from now on, and so does what was
+    /// known of workers that were no members then.
     pub fn peer_holds(
         &mut self,
         router: WorkerRank,
@@ -271,7 +279,7 @@ mod tests {
         LoadReport, RequestId, StartGeometry, Timestamp, WorkerEvent, WorkerRank, WorkerRates,
     };
 
-    use super::{PEER_SILENCE, PEERS_MAX, PeerSnapshot, Reservation};
+    use super::{PEER_SILENCE, PEERS_MAX, PeerSnapshot, RESERVATIONS_MAX, Reservation};
     use crate::testing::{names, rank, request};
     use crate::{Action, Role, Router, RouterConfig};
     use shared::Random;
@@ -380,13 +388,52 @@ mod tests {
         router.worker_left(rank(DECODE), at(0));
         router.worker_joined(rank(DECODE), Role::Decode, at(0)).unwrap();
         assert_eq!(load(&router, DECODE, at(0)), (0, 0));
+        router.peer_holds(rank(90), &[reserved(1)], at(0));
+        assert_eq!(loads(&router, at(0)), [(1, 100), (1, 7_000)]);
         router.peer_finished(rank(90), RequestId(1), at(0));
         assert_eq!(loads(&router, at(0)), [(0, 0); 2]);
         let stranger = Reservation { decode: rank(77), ..reserved(2) };
         router.peer_placed(rank(90), &stranger, at(0));
         router.worker_joined(rank(77), Role::Decode, at(0)).unwrap();
+        assert_eq!(load(&router, 77, at(0)), (0, 0));
+        router.peer_holds(rank(90), &[stranger], at(0));
+        assert_eq!(load(&router, 77, at(0)), (1, 100));
         router.peer_left(rank(90), at(0));
         assert_eq!(load(&router, 77, at(0)), (0, 0));
+    }
+
+    /// The word that it ended on the first worker was lost.
+    #[test]
+    fn a_request_that_is_placed_anew_counts_where_it_is_told_to_be() {
+        let other = 3;
+        for refreshed in [false, true] {
+            let mut router = router(8);
+            router.worker_joined(rank(other), Role::Decode, at(0)).unwrap();
+            router.peer_placed(rank(90), &reserved(1), at(0));
+            let moved = Reservation { decode: rank(other), prefill: None, ..reserved(1) };
+            match refreshed {
+                true => drop(router.peer_holds(rank(90), &[moved], at(0))),
+                false => router.peer_placed(rank(90), &moved, at(0)),
+            }
+            assert_eq!(loads(&router, at(0)), [(0, 0); 2]);
+            assert_eq!(load(&router, other, at(0)), (1, 100));
+            router.peer_finished(rank(90), RequestId(1), at(0));
+            assert_eq!(load(&router, other, at(0)), (0, 0));
+        }
+    }
+
+    #[test]
+    fn a_router_with_all_reservations_refreshes_them() {
+        let mut router = router(8);
+        let elsewhere = |id| Reservation { decode: rank(77), prefill: None, ..reserved(id) };
+        let all: Vec<Reservation> =
+            (0..=u128::try_from(RESERVATIONS_MAX).unwrap()).map(elsewhere).collect();
+        let known = &all[..RESERVATIONS_MAX];
+        for (told, refused) in [(known, 0), (known, 0), (&all[..], 1)] {
+            router.peer_holds(rank(90), told, at(0));
+            let snapshot = router.snapshot(at(0)).peers;
+            assert_eq!((snapshot.reservations, snapshot.refused), (RESERVATIONS_MAX, refused));
+        }
     }
 
     #[test]
@@ -406,18 +453,25 @@ mod tests {
             let mut random = Random::new(seed);
             let mut router = router(64);
             let mut now = at(0);
+            router.worker_joined(rank(3), Role::Decode, now).unwrap();
             for _ in 0..200 {
                 now = now.after(Duration::from_millis(u64::try_from(random.below(50)).unwrap()));
                 let peer = rank(90 + u32::try_from(random.below(3)).unwrap());
                 let id = u128::try_from(random.below(20)).unwrap();
+                // Some are told to be elsewhere than before, or where nobody is.
+                let decode = rank(*random.pick(&[DECODE, DECODE, 3, 77]));
+                let prefill = reserved(id).prefill.filter(|_| !random.one_in(4));
+                let reserved = |id| Reservation { decode, prefill, ..reserved(id) };
                 match random.below(9) {
                     0..3 => router.peer_placed(peer, &reserved(id), now),
                     3..5 => drop(router.peer_finished(peer, RequestId(id), now)),
                     5 => drop(router.peer_left(peer, now)),
                     6 => drop(router.peer_holds(peer, &[reserved(id), reserved(id + 1)], now)),
                     7 => {
-                        router.worker_left(rank(PREFILL), now);
-                        router.worker_joined(rank(PREFILL), Role::Prefill, now).unwrap();
+                        let (worker, role) =
+                            *random.pick(&[(PREFILL, Role::Prefill), (3, Role::Decode)]);
+                        router.worker_left(rank(worker), now);
+                        router.worker_joined(rank(worker), role, now).unwrap();
                     }
                     _ => report(&mut router, rank(DECODE), now),
                 }
@@ -427,8 +481,11 @@ mod tests {
                 router.peer_left(rank(peer), now);
             }
             let end = now.after(Duration::from_secs(60));
-            report(&mut router, rank(DECODE), end);
+            for worker in [DECODE, 3] {
+                report(&mut router, rank(worker), end);
+            }
             assert_eq!(loads(&router, end), [(0, 0); 2], "seed {seed}");
+            assert_eq!(load(&router, 3, end), (0, 0), "seed {seed}");
         }
     }
 

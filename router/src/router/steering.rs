@@ -88,6 +88,28 @@ fn a_worker_that_fails_in_a_row_is_left_alone_then_probed() {
 }
 
 #[test]
+fn a_probe_ends_with_the_decode_worker_of_its_request() {
+    let all = names(1, 62);
+    let members = [(0, Role::Decode), (1, Role::Prefill), (2, Role::Prefill)];
+    let mut router = router(&members, |config| config.life.failures_max = 1);
+    // Worker 1 gets no request in any other way than as a probe.
+    assert_eq!(router.outcome(RequestId(0), rank(1), LegOutcome::Failed, T0), []);
+    let submit = |router: &mut Router, id| {
+        let actions = router.submit(request(id, 7_948, &all), ms(5_000));
+        placed(&actions).prefill
+    };
+    let probe = |router: &mut Router, first: u128| {
+        let at_1 = (first..first + 10).filter(|&id| submit(router, id) == Some(rank(1))).count();
+        assert_eq!(at_1, 1, "one probe at a time");
+    };
+    probe(&mut router, 100);
+    assert_eq!(router.worker_left(rank(0), ms(5_000)), []);
+    router.worker_joined(rank(0), Role::Decode, ms(5_000)).expect("room");
+    probe(&mut router, 200);
+    assert_eq!(router.snapshot(T0).life.probes, 2);
+}
+
+#[test]
 fn the_only_worker_is_used_whatever_is_known_of_it() {
     let mut router = router(&[(0, Role::Decode)], |_| ());
     for id in 0..3 {
@@ -131,7 +153,7 @@ fn what_waits_is_tried_again_when_a_breaker_may_close() {
 }
 
 #[test]
-fn a_draining_worker_gets_nothing_new_and_is_forgotten_at_its_deadline() {
+fn a_draining_worker_gets_nothing_new_and_what_runs_there_is_forgotten_at_its_deadline() {
     let mut router = router(&TWO, |_| ());
     let at_0 = (0..).find(|&id| place(&mut router, id, 10, &[]).decode == rank(0)).expect("soon");
     assert_eq!(router.worker_draining(rank(0), told(9_000), T0), []);
@@ -141,9 +163,42 @@ fn a_draining_worker_gets_nothing_new_and_is_forgotten_at_its_deadline() {
     assert_eq!(router.snapshot(T0).workers.len(), 2);
     assert_eq!(router.tick(ms(9_000)), []);
     let snapshot = router.snapshot(ms(9_000));
-    assert_eq!((snapshot.workers.len(), snapshot.lost_with_worker), (1, 1));
+    assert_eq!((snapshot.running, snapshot.lost_with_worker), (0, 1));
     assert_eq!((snapshot.life.drains, snapshot.life.drains_cut_off), (1, 1));
     assert_eq!(router.finished(RequestId(at_0), ms(9_001)), []);
+    // The worker stays, and drains until the operator says the contrary.
+    assert_eq!((snapshot.workers.len(), router.next_deadline()), (2, None));
+    assert_eq!(
+        router.worker_draining(rank(0), told(10_000), T0),
+        [],
+        "there is nothing more to end"
+    );
+    assert_eq!(shares(&mut router, 200, 20_000), [0, 40]);
+    report(&mut router, 0, ms(20_000), LoadReport::default());
+    let snapshot = router.snapshot(ms(20_000));
+    assert_eq!((snapshot.reports_unknown_worker, snapshot.life.drains_cut_off), (0, 1));
+    assert_eq!(router.worker_undrained(rank(0), DrainSource::Operator, ms(20_000)), []);
+    assert!(shares(&mut router, 300, 20_001).iter().all(|share| 5 < *share));
+    // A drain after that has a deadline of its own.
+    assert_eq!(router.worker_draining(rank(0), told(30_000), ms(20_002)), []);
+    assert_eq!(router.next_deadline(), Some(ms(30_000)));
+}
+
+/// A worker that is away when the time of its drain comes, or was cut off before it went.
+#[test]
+fn an_operators_word_outlasts_its_deadline_and_the_worker() {
+    for (left_ms, cut_off) in [(1_000, 0), (10_000, 1)] {
+        let mut router = router(&TWO, |_| ());
+        assert_eq!(router.worker_draining(rank(0), told(9_000), T0), []);
+        assert_eq!(router.tick(ms(left_ms)), []);
+        assert_eq!(router.worker_left(rank(0), ms(left_ms)), []);
+        router.worker_joined(rank(0), Role::Decode, ms(11_000)).expect("room");
+        assert_eq!(shares(&mut router, 100, 11_000), [0, 40]);
+        let snapshot = router.snapshot(ms(11_000));
+        assert_eq!((snapshot.life.drains_cut_off, router.next_deadline()), (cut_off, None));
+        assert_eq!(router.worker_undrained(rank(0), DrainSource::Operator, ms(11_001)), []);
+        assert!(shares(&mut router, 200, 11_002).iter().all(|share| 5 < *share));
+    }
 }
 
 /// Who says that worker 0 drains, who says the contrary, and whether it drains then.

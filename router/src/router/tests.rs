@@ -330,6 +330,31 @@ fn without_decode_workers_nothing_waits() {
 }
 
 #[test]
+fn a_worker_whose_events_begin_anew_keeps_its_requests_and_those_that_wait() {
+    let mut router = router(&[(0, Role::Decode)], |config| {
+        config.admission.decode_running_max = 1;
+    });
+    hold(&mut router, 0, Tier::Device, &names(1, 8));
+    place(&mut router, 1, 10, &[]);
+    assert_eq!(router.submit(request(2, 10, &[]), T0), []);
+    // A gap has been noticed; its repair is over as well.
+    let stored = |names| CacheChange::Stored { tier: Tier::Device, names };
+    assert_ne!(cache(&mut router, 0, 5, stored(names(2, 1))), []);
+    router.view_lost(rank(0));
+    let snapshot = router.snapshot(T0);
+    assert_eq!((snapshot.running, snapshot.waiting, snapshot.lost_with_worker), (1, 1, 0));
+    let member = snapshot.workers[0];
+    assert_eq!((member.view, member.index_entries), (ViewState::Stale, 0));
+    assert_eq!(member.load.expect("computes").placed, 1);
+    assert_eq!((router.next_deadline(), router.tick(ms(10_000))), (None, Vec::new()));
+    assert_eq!(cache(&mut router, 0, 9, CacheChange::Cleared), []);
+    assert_eq!(cache(&mut router, 0, 10, stored(names(3, 2))), []);
+    assert_eq!(router.index.view(rank(0)), Some((ViewState::Complete, 2)));
+    assert_eq!(placed(&router.finished(RequestId(1), ms(10_000))).decode, rank(0));
+    router.view_lost(rank(7));
+}
+
+#[test]
 fn a_worker_that_leaves_takes_its_requests_along() {
     let all = names(1, 8);
     let mut router = router(&[(0, Role::Decode), (1, Role::Prefill)], |config| {

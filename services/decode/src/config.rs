@@ -61,7 +61,8 @@ pub struct DecodeConfig {
     pub grammar_mask_ms_max: u64,
     /// Compiled grammars kept for requests with the same text. Unit: bytes, estimated; range: 0..=1 TiB; default: 256 MiB.
     pub grammar_cache_bytes_max: usize,
-    /// Longest silence between two load reports. Unit: milliseconds; range: 10..=60,000; default: 1,000.
+    /// Longest silence between two load reports. Unit: milliseconds; range: 10..=60,000; default: 1,000. Less than whoever
+    /// hears them waits for the next, or for an answer, which comes with it.
     pub report_interval_ms: u64,
     /// Speed assumed until the first step was measured. Unit: rows per second; range: above 0; default: 2,000. It only
     /// decides whether a cached prefix is read or recomputed.

@@ -145,6 +145,17 @@ impl Session {
                 },
             };
             self.tell(&event);
+            if let DecodeEvent::Failed(error) = &event
+                && self.search.is_some()
+                && is_full(error)
+            {
+                // The worker found has no room for it. It did nothing, so this is no resume.
+                self.leg = None;
+                if self.search_on(error).await {
+                    continue;
+                }
+                return Word::Event(DecodeEvent::Failed(self.told(error.clone())));
+            }
             if let DecodeEvent::Failed(
                 error @ (ServeError::WorkerLost { .. } | ServeError::Draining),
             ) = &event
@@ -201,14 +212,14 @@ impl Session {
     }
 
     /// Whether it is worth looking for a worker again, after a pause. The first request of a client is told at once that
-    /// there is none; one whose worker was lost is given a while.
+    /// there is none, or none with room; one whose worker was lost is given a while.
     async fn search_on(&mut self, error: &ServeError) -> bool {
-        let gone = matches!(
-            error,
-            ServeError::WorkerLost { .. } | ServeError::NoWorker { .. } | ServeError::Draining
-        );
-        let lost = matches!(error, ServeError::WorkerLost { .. });
-        if !gone || (self.search.is_none() && !lost) {
+        let goes_on = match error {
+            ServeError::WorkerLost { .. } => true,
+            ServeError::NoWorker { .. } | ServeError::Draining => self.search.is_some(),
+            error => self.search.is_some() && is_full(error),
+        };
+        if !goes_on {
             return false;
         }
         let wait = self.cluster.resume_wait_max;
@@ -221,11 +232,13 @@ impl Session {
         true
     }
 
-    /// What a client is told at the end of a search: that its worker was lost, not that there is no other one.
+    /// What a client is told at the end of a search: that its worker was lost, not that there is no other one, or none with room.
     fn told(&self, error: ServeError) -> ServeError {
-        match (&self.search, error) {
-            (Some(search), ServeError::NoWorker { .. }) => search.lost.clone(),
-            (_, error) => error,
+        match &self.search {
+            Some(search) if is_full(&error) || matches!(error, ServeError::NoWorker { .. }) => {
+                search.lost.clone()
+            }
+            _ => error,
         }
     }
 
@@ -305,6 +318,11 @@ impl Session {
             deadline: Some(self.deadline),
         }
     }
+}
+
+/// Whether there is a worker, and no room for the request now.
+fn is_full(error: &ServeError) -> bool {
+    matches!(error, ServeError::Overloaded { .. } | ServeError::OverShare { .. })
 }
 
 /// What a failure says about its worker.

@@ -15,8 +15,9 @@ mod tenants;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use decode::DecodeConfig;
 use gateway::GatewayConfig;
 use kvstore::{DiskConfig, HostTierConfig, PeerTransportConfig};
@@ -103,7 +104,7 @@ pub struct ServerConfig {
     pub drain_seconds: u64,
     /// How long a worker in another process may tell nothing before the router takes it for stuck and sends its requests
     /// elsewhere, in seconds, 2 to 3600. Default 20. It reports its load every second, but not during a step: with a model
-    /// so slow that one step takes longer, raise it.
+    /// so slow that one step takes longer, raise it. At least twice the workers' `report_interval_ms`.
     pub worker_silence_seconds: u64,
     /// Name that clients use for the model. Default: the name of the model's folder.
     pub model_name: Option<String>,
@@ -315,12 +316,42 @@ impl Config {
         self.prefill.check()?;
         self.decode.check()?;
         // Any geometry shows unknown keys and wrong values; the model's own comes later.
-        self.router(StartGeometry { window: 128, rollback: ROLLBACK, encoder_layers: 1 })?;
-        Ok(())
+        let geometry = StartGeometry { window: 128, rollback: ROLLBACK, encoder_layers: 1 };
+        self.check_reports(&self.router(geometry)?)
     }
 }
 
 impl Config {
+    /// Workers report oftener than routers miss them: an idle one tells nothing else, and what it is asked for comes with a report.
+    fn check_reports(&self, router: &RouterConfig) -> anyhow::Result<()> {
+        let silence = self.server.worker_silence_seconds;
+        let stale = router.loads.report_stale;
+        let asking = router.resync.retry.saturating_mul(router.resync.attempts_max);
+        let workers = [
+            ("decode", self.decode.report_interval_ms),
+            ("prefill", self.prefill.report_interval_ms),
+        ];
+        for (worker, interval_ms) in workers {
+            let interval = Duration::from_millis(interval_ms);
+            let field = format!("{worker}.report_interval_ms is {interval_ms}");
+            ensure!(
+                2 * interval <= Duration::from_secs(silence),
+                "{field}, more than half of server.worker_silence_seconds, which is {silence}: idle workers would count as stuck"
+            );
+            ensure!(
+                interval < stale,
+                "{field}, not less than router.loads.report_stale_ms, which is {}: loads would not count",
+                stale.as_millis()
+            );
+            ensure!(
+                interval < asking,
+                "{field}, not less than router.resync.retry_ms times attempts_max, which is {}: answers would come too late",
+                asking.as_millis()
+            );
+        }
+        Ok(())
+    }
+
     /// Operators are met on loopback only; clients elsewhere too, with keys and TLS.
     fn check_addresses(&self) -> anyhow::Result<()> {
         let Self { server, cluster, http, .. } = self;
@@ -450,6 +481,14 @@ mod tests {
             ("[router]\nseeds = 1\n", "router.seeds"),
             ("[router.cost]\nhandoff = 1\n", "router.cost.handoff"),
             ("[router.admission]\ndecode_running_max = 0\n", "decode_running_max"),
+            ("[decode]\nreport_interval_ms = 10001\n", "server.worker_silence_seconds"),
+            (
+                "[server]\nworker_silence_seconds = 2\n[prefill]\nreport_interval_ms = 1001\n",
+                "prefill",
+            ),
+            ("[decode]\nreport_interval_ms = 5000\n", "router.loads.report_stale_ms"),
+            ("[router.loads]\nreport_stale_ms = 1000\n", "decode.report_interval_ms"),
+            ("[router.resync]\nretry_ms = 200\n", "router.resync.retry_ms"),
             ("a = \n", "TOML"),
         ];
         for (text, expected) in cases {

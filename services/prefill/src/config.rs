@@ -41,7 +41,8 @@ pub struct PrefillConfig {
     /// It stays pinned until then, some milliseconds more for a drive. Default: memory.
     pub durability: Durability,
     /// Longest silence between two load reports, and up to 5,000 between two signs of life to each unfinished request.
-    /// Unit: milliseconds; range: 10..=60,000; default: 1,000.
+    /// Unit: milliseconds; range: 10..=60,000; default: 1,000. Less than whoever hears them waits for the next, or for an
+    /// answer, which comes with it.
     pub report_interval_ms: u64,
     /// Speed assumed until the first step was measured. Unit: rows per second; range: above 0; default: 2,000. It
     /// only decides whether the first cached prefix is read or recomputed.

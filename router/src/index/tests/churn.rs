@@ -120,7 +120,11 @@ impl World {
                 self.real.distrust(worker);
                 self.naive.distrust(worker);
             }
-            10..=20 => self.expect(worker),
+            10 => {
+                self.real.doubt(worker);
+                self.naive.doubt(worker);
+            }
+            11..=20 => self.expect(worker),
             _ => {}
         }
         let mut change = random_change(&mut self.random, &self.chains);

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use gateway::GatewayConfig;
 use gateway::scripted::ScriptedCluster;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use shared::{
     Decode, DecodeDirectory, DecodeEvent, DecodeRequest, DpRank, LegOutcome, PlaceEvent,
-    PlaceRequest, Placement, Placer, Priority, RequestId, SessionKey, Sink, TenantId, Ticket,
-    WorkerId, WorkerRank,
+    PlaceRequest, Placement, Placer, Priority, RequestId, ServeError, SessionKey, Sink, TenantId,
+    Ticket, WorkerId, WorkerRank,
 };
 
 use crate::client::{Reply, chat, open, read};
@@ -17,6 +18,11 @@ use crate::house::{House, ask};
 /// A worker that loses every request, and one that is not found any more.
 const LOSING: WorkerRank = WorkerRank { worker: WorkerId(7), rank: DpRank(0) };
 const GONE: WorkerRank = WorkerRank { worker: WorkerId(8), rank: DpRank(0) };
+/// A worker without room, and what stands for a router without room.
+const FULL: WorkerRank = WorkerRank { worker: WorkerId(9), rank: DpRank(0) };
+const QUEUE_FULL: WorkerRank = WorkerRank { worker: WorkerId(10), rank: DpRank(0) };
+const OVERLOADED: ServeError =
+    ServeError::Overloaded { waiting: 1, waiting_max: 1, retry_after_ms: 1_000 };
 
 #[derive(Default)]
 struct Heard {
@@ -43,6 +49,10 @@ impl Placer for Noting {
             let scripted = self.scripted.as_ref().expect("made with the house");
             return Placer::submit(scripted, request, sink);
         };
+        if decode == QUEUE_FULL {
+            let _flow = sink.emit(PlaceEvent::Refused(OVERLOADED));
+            return Ticket::empty();
+        }
         let (prefill, reason) = (None, String::new());
         let placement = Placement { decode, prefill, expected_cached_tokens: 0, reason };
         let _flow = sink.emit(PlaceEvent::Placed(placement));
@@ -56,8 +66,10 @@ impl Placer for Noting {
 
 impl DecodeDirectory for Noting {
     fn decode(&self, worker: WorkerRank) -> Option<Arc<dyn Decode>> {
-        if worker == LOSING {
-            return Some(Arc::new(Losing));
+        match worker {
+            LOSING => return Some(Arc::new(Losing)),
+            FULL => return Some(Arc::new(Full)),
+            _ => {}
         }
         self.scripted.as_ref().expect("made with the house").decode(worker)
     }
@@ -72,12 +84,31 @@ impl Decode for Losing {
     }
 }
 
+struct Full;
+
+impl Decode for Full {
+    fn submit(&self, _request: DecodeRequest, mut sink: Box<dyn Sink<DecodeEvent>>) -> Ticket {
+        let _flow = sink.emit(DecodeEvent::Failed(OVERLOADED));
+        Ticket::empty()
+    }
+}
+
 async fn house(first: &'static [WorkerRank], answers: Value) -> (House, Arc<Mutex<Heard>>) {
+    house_waiting(first, answers, GatewayConfig::default().resume_wait_ms_max).await
+}
+
+/// With this wait for another worker.
+async fn house_waiting(
+    first: &'static [WorkerRank],
+    answers: Value,
+    wait_ms: u64,
+) -> (House, Arc<Mutex<Heard>>) {
     let heard: Arc<Mutex<Heard>> = Arc::default();
     let inner = House::new(answers.clone()).await;
     let scripted = Some(ScriptedCluster::new(Arc::clone(&inner.engine)));
     let noting = Noting { heard: Arc::clone(&heard), first, scripted };
-    let house = House::with(answers, |_, parts| {
+    let house = House::with(answers, |config, parts| {
+        config.resume_wait_ms_max = wait_ms;
         parts.placer = Arc::new(noting.clone());
         parts.directory = Arc::new(noting);
     })
@@ -133,6 +164,35 @@ async fn the_router_hears_how_runs_go_and_who_failed() {
     assert!(matches!(started.2, LegOutcome::Started(report) if report.cached_tokens == 128));
     assert!(matches!(completed.2, LegOutcome::Completed { tokens } if 2 < tokens));
     assert!(heard.told.iter().all(|told| told.0 == heard.asked[0].id));
+}
+
+#[tokio::test]
+async fn a_request_whose_worker_was_lost_looks_for_room_and_another_one_does_not() {
+    // Who is met before a worker that answers, the wait for it, and what comes of it.
+    let (long, none) = (600_000, 0);
+    let cases: [(&'static [WorkerRank], u64, u16, &str); 7] = [
+        (&[LOSING, FULL, FULL], long, 200, ""),
+        (&[LOSING, QUEUE_FULL, QUEUE_FULL], long, 200, ""),
+        (&[LOSING, FULL, QUEUE_FULL, GONE, LOSING, FULL], long, 200, ""),
+        (&[LOSING, FULL], none, 503, "worker_lost"),
+        (&[LOSING, QUEUE_FULL], none, 503, "worker_lost"),
+        (&[FULL], long, 503, "overloaded"),
+        (&[QUEUE_FULL], long, 503, "overloaded"),
+    ];
+    for (met, wait_ms, status, code) in cases {
+        let (house, heard) =
+            house_waiting(met, json!([{"match": "*", "text": "fine"}]), wait_ms).await;
+        let reply = chat(house.public, &ask(&json!({}))).await;
+        assert_eq!(reply.status, status, "{met:?}");
+        let tries = met.len() + usize::from(status == 200);
+        assert_eq!(heard.lock().asked.len(), tries, "{met:?}");
+        if status != 200 {
+            assert_eq!(reply.json()["error"]["code"], code, "{met:?}");
+        }
+        let resumes = met.iter().filter(|worker| **worker == LOSING).count();
+        let line = format!("kvasir_gateway_resumes_total {resumes}");
+        assert!(house.metrics().await.lines().any(|other| other == line), "{met:?}");
+    }
 }
 
 #[tokio::test]

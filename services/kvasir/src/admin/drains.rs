@@ -17,7 +17,8 @@ const WITHIN_SECONDS_MAX: u64 = 7 * 24 * 3_600;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DrainQuery {
-    /// Seconds after which the worker is forgotten with all that runs there. Absent: it may take as long as it needs.
+    /// Seconds after which what still runs there counts no more. Absent: it may take as long as it needs. The worker drains
+    /// either way until the word is taken back.
     within_s: Option<u64>,
 }
 

@@ -5,8 +5,8 @@
 //! A registrar keeps this process's own key, and makes it anew when its lease is over.
 //!
 //! Invariants: a member leaves when etcd says so: it tells the end of the key, or lists it no more, and a lease's time later the
-//! key is not back and etcd still answers. An etcd that stood still for longer than a lease, or lost its data, therefore takes
-//! nobody away who lives: until then it has registered anew.
+//! key is not back and etcd still answers. Each list begins that time anew. An etcd that stood still for longer than a lease, or
+//! lost its data, therefore takes nobody away who lives, whatever it told before: until then it has registered anew.
 
 mod client;
 #[rustfmt::skip]
@@ -171,7 +171,8 @@ impl Position {
         Self { revision: 0, entries: Entries::new(), leaving: BTreeMap::new(), grace }
     }
 
-    /// Takes a list.
+    /// Takes a list. Who is not in it has a lease's time from now on, also when the end of the key was told before: nobody could
+    /// register since etcd stopped answering.
     fn take(&mut self, listed: Listed, now: Instant) {
         self.revision = listed.revision;
         let gone: Vec<String> = self
@@ -180,9 +181,7 @@ impl Position {
             .filter(|name| !listed.entries.contains_key(*name))
             .cloned()
             .collect();
-        for name in gone {
-            self.gone(name, now);
-        }
+        self.leaving.extend(gone.into_iter().map(|name| (name, now + self.grace)));
         for (name, entry) in listed.entries {
             self.there(name, entry);
         }

@@ -2,8 +2,6 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +24,7 @@ use crate::cli::RoleArgs;
 use crate::config::{ClusterConfig, Config, DiscoveryBackend, MemberConfig};
 use crate::console::Console;
 use crate::discovery::{self, Discovery, Found, View};
+use crate::file_watch::FileWatch;
 use crate::identity::{Identity, IdentityFiles, MemberRole, Reload};
 use crate::serve::{StopSignals, accept, bind};
 use crate::telemetry::{LogTap, Sender, Telemetry};
@@ -49,9 +48,8 @@ pub(super) struct Base {
     pub(super) stop: StopSignals,
     pub(super) telemetry: Arc<Telemetry>,
     view: Arc<View>,
-    file: PathBuf,
-    /// When the file had been changed last, before it was read.
-    changed_at: Option<(i64, i64)>,
+    /// The configuration, as it was when it was read.
+    file: Option<FileWatch>,
     control: Option<TcpListener>,
     admin: Option<TcpListener>,
 }
@@ -85,7 +83,7 @@ impl Base {
     ) -> anyhow::Result<Self> {
         end_with_parent(args.parent)?;
         let stop = StopSignals::new()?;
-        let changed_at = changed_at(&args.config);
+        let file = FileWatch::new(&[&args.config]);
         let config = Config::read(&args.config)?;
         let me = config.cluster.myself(role, args.name.as_deref())?.clone();
         let sender = Sender { name: me.name.clone(), role: role.as_str(), worker: Some(me.rank()) };
@@ -127,8 +125,7 @@ impl Base {
             telemetry: Arc::new(telemetry),
             view: View::new(Arc::clone(&clock)),
             clock,
-            file: args.config.clone(),
-            changed_at,
+            file: Some(file),
             control: Some(control),
             admin: Some(admin),
         })
@@ -216,7 +213,7 @@ impl Base {
         });
         let accepting = accept(operators, admin, stopped.clone());
         tasks.spawn(async move { Ok(accepting.await?) });
-        let file = (self.file.clone(), self.changed_at);
+        let file = self.file.take().context("a role answers once")?;
         let identity = Arc::clone(&self.identity);
         let is_static = self.config.discovery.backend == DiscoveryBackend::Static;
         let listed = is_static.then(|| Arc::clone(peers));
@@ -329,7 +326,7 @@ fn facts(
 
 /// Reads the certificates again when their files change, and the configuration's members, if these are what counts.
 async fn look_after(
-    (file, mut seen): (PathBuf, Option<(i64, i64)>),
+    mut file: FileWatch,
     identity: Arc<Identity>,
     listed: Option<Arc<Peers>>,
     mut stopped: watch::Receiver<bool>,
@@ -341,21 +338,18 @@ async fn look_after(
             _ = stopped.wait_for(|stop| *stop) => return Ok(()),
             _ = period.tick() => {}
         }
-        let now = changed_at(&file);
-        if let Some(peers) = &listed
-            && now.is_some()
-            && now != seen
-        {
-            seen = now;
-            match block_in_place(|| Config::read(&file)) {
-                Ok(config) => peers.set(&config.cluster),
-                Err(error) => {
-                    let error = format!("{error:#}");
-                    tracing::error!(
-                        error,
-                        "the changed configuration cannot be used; the members stay as they are"
-                    );
-                }
+        let changed = listed
+            .as_ref()
+            .and_then(|peers| Some((peers, block_in_place(|| changed_cluster(&mut file))?)));
+        match changed {
+            None => {}
+            Some((peers, Ok(cluster))) => peers.set(&cluster),
+            Some((_, Err(error))) => {
+                let error = format!("{error:#}");
+                tracing::error!(
+                    error,
+                    "the changed configuration cannot be used; the members stay as they are"
+                );
             }
         }
         match block_in_place(|| identity.reload_if_changed()) {
@@ -368,13 +362,37 @@ async fn look_after(
     }
 }
 
-/// When a file was last changed, in nanoseconds; compared for change only.
-fn changed_at(file: &Path) -> Option<(i64, i64)> {
-    let metadata = fs::metadata(file).ok()?;
-    Some((metadata.mtime(), metadata.mtime_nsec()))
+/// The cluster of a configuration that changed. One that cannot be read is tried again with every look. Blocks on the file.
+fn changed_cluster(file: &mut FileWatch) -> Option<anyhow::Result<ClusterConfig>> {
+    file.look(|paths| Ok(Config::read(&paths[0])?.cluster))
 }
 
 /// An address as the file has it.
 pub(super) fn shown(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "nowhere".to_owned(), |address| address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::changed_cluster;
+    use crate::file_watch::FileWatch;
+
+    #[test]
+    fn a_configuration_that_could_not_be_read_is_read_again_within_a_tick_of_the_clock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kvasir.toml");
+        fs::write(&path, "").unwrap();
+        let mut file = FileWatch::new(&[&path]);
+        assert!(changed_cluster(&mut file).is_none());
+        fs::write(&path, "[clus").unwrap();
+        let at = fs::metadata(&path).unwrap().modified().unwrap();
+        assert!(changed_cluster(&mut file).unwrap().is_err(), "half of it is written");
+        assert!(changed_cluster(&mut file).is_none(), "told once");
+        fs::write(&path, "[cluster]\n").unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(at).unwrap();
+        assert!(changed_cluster(&mut file).unwrap().is_ok());
+        assert!(changed_cluster(&mut file).is_none());
+    }
 }

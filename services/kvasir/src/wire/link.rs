@@ -259,6 +259,11 @@ impl LinkInner {
         Ok(Call { channel, origin: self.origin.clone(), seat })
     }
 
+    /// The number of the connection that the link has or had last: another one means that calls of before have ended.
+    pub(super) fn connection(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
     pub(super) fn lost(&self) -> ServeError {
         ServeError::WorkerLost { worker: self.peer.worker }
     }

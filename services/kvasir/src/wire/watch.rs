@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::{CacheQuestion, Flow, Sink, Ticket, WorkerEvent};
+use tokio::sync::watch::Receiver;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tonic::Status;
@@ -26,8 +27,12 @@ pub enum Watched {
     Begun(Arc<Facts>),
     /// What it told.
     Event(WorkerEvent),
-    /// No events for now: the link broke, the member ended, or it was asked to begin anew.
+    /// No events for now, while calls to the member go on: it was asked to begin anew, cut this side off for being slow, or
+    /// told something malformed.
     Interrupted,
+    /// The member is gone for now, and so are calls to it: the link broke, or the member ends and takes no more. May come
+    /// behind `Interrupted`, and when nothing had begun.
+    Gone,
 }
 
 /// A running watch. Dropping it ends it.
@@ -96,6 +101,8 @@ async fn put(link: &LinkInner, question: v1::AskRequest) -> Result<(), String> {
 async fn follow(link: Arc<LinkInner>, again: Arc<Notify>, mut sink: Box<dyn Sink<Watched>>) {
     let mut states = link.states();
     let mut pause = link.limits.pause_min;
+    // The connection on which the member may have been heard since it was told to be gone.
+    let mut heard_on = None;
     loop {
         let facts = {
             let ready = states.wait_for(|state| matches!(state, LinkState::Ready(_))).await;
@@ -105,22 +112,45 @@ async fn follow(link: Arc<LinkInner>, again: Arc<Notify>, mut sink: Box<dyn Sink
                 Err(_) => return,
             }
         };
-        let mut told = 0_u64;
-        let ended = stream(&link, facts, &again, &mut sink, &mut told).await;
-        match ended {
-            End::Unheard => return,
-            End::Asked => pause = Duration::ZERO,
-            End::Broken(status) => {
-                tracing::info!(peer = %link.peer.member, status, "a watch was interrupted");
-                let next = (2 * pause).clamp(link.limits.pause_min, link.limits.pause_max);
-                pause = if 0 < told { link.limits.pause_min } else { next };
-            }
-        }
-        if sink.emit(Watched::Interrupted) == Flow::Closed {
+        let connection = link.connection();
+        let before = heard_on.replace(connection).filter(|before| *before != connection);
+        if before.is_some() && sink.emit(Watched::Gone) == Flow::Closed {
             return;
         }
-        sleep(pause).await;
+        let mut told = 0_u64;
+        let ended = stream(&link, facts, &again, &mut sink, &mut told).await;
+        let next = (2 * pause).clamp(link.limits.pause_min, link.limits.pause_max);
+        let next = if 0 < told { link.limits.pause_min } else { next };
+        let (word, status) = match ended {
+            End::Unheard => return,
+            End::Asked => (Watched::Interrupted, None),
+            End::Over => (Watched::Gone, Some("the member ended it".to_owned())),
+            End::Broken(status) => (Watched::Interrupted, Some(status)),
+        };
+        pause = if status.is_some() { next } else { Duration::ZERO };
+        if let Some(status) = status {
+            tracing::info!(peer = %link.peer.member, status, "a watch was interrupted");
+        }
+        if sink.emit(word) == Flow::Closed {
+            return;
+        }
+        if !is_ready_for(&mut states, pause).await {
+            if sink.emit(Watched::Gone) == Flow::Closed {
+                return;
+            }
+            heard_on = None;
+            sleep(pause).await;
+        }
     }
+}
+
+/// Waits for this long, or until the link breaks; whether it did not.
+async fn is_ready_for(states: &mut Receiver<LinkState>, time: Duration) -> bool {
+    let broken = async {
+        // A link that ended is broken, too.
+        drop(states.wait_for(|state| !matches!(state, LinkState::Ready(_))).await);
+    };
+    timeout(time, broken).await.is_err()
 }
 
 enum End {
@@ -128,6 +158,8 @@ enum End {
     Unheard,
     /// A beginning was asked for.
     Asked,
+    /// The member ended it, since it ends itself.
+    Over,
     /// The stream ended, for this reason.
     Broken(String),
 }
@@ -162,7 +194,7 @@ async fn stream(
         };
         let message = match message {
             Ok(Some(message)) => message,
-            Ok(None) => return End::Broken("the member ended it".to_owned()),
+            Ok(None) => return End::Over,
             Err(status) => return broken(&status),
         };
         *told += 1;

@@ -67,6 +67,8 @@ pub(crate) enum Told {
     Joined(WorkerRank, Role),
     /// It is gone, and with it what it held.
     Left(WorkerRank),
+    /// Its events begin anew, and it tells all it holds; what runs there goes on.
+    Interrupted(WorkerRank),
     /// Something it says about itself.
     Event(WorkerEvent),
     /// How a request fares on it.
@@ -417,6 +419,7 @@ impl Loop {
                     }
                 }
             }
+            Told::Interrupted(worker) => self.parts.router.view_lost(worker),
             Told::Left(worker) => {
                 let actions = self.parts.router.worker_left(worker, now);
                 self.carry_out(actions);

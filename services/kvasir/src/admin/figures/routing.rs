@@ -66,7 +66,7 @@ fn life(snapshot: &RouterSnapshot, text: &mut String) {
             ("kvasir_router_drains_total", "Drains of workers begun", life.drains),
             (
                 "kvasir_router_drains_cut_off_total",
-                "Draining workers forgotten at their deadline",
+                "Draining workers whose requests were forgotten at their deadline",
                 life.drains_cut_off,
             ),
             (

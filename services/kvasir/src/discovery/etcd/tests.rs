@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::client::Client;
+use super::client::{Client, Listed};
 use super::{Etcd, Interrupted, Position, entry, value};
 use crate::clock::SystemClock;
 use crate::config::MemberConfig;
@@ -441,6 +441,31 @@ async fn an_etcd_with_users_is_asked_as_one_and_again_when_it_forgets_him() {
     router.sees(&["kvstore-1"]).await;
     store.stop().await;
     router.sees(&[]).await;
+}
+
+/// The end of a key, an outage longer than a lease, the list behind it, and when the member is back or leaves.
+#[test]
+fn an_outage_behind_the_end_of_a_key_takes_nobody_away() {
+    let begin = Instant::now();
+    let at = |seconds| begin + Duration::from_secs(seconds);
+    let list = |names: &[&str]| Listed {
+        entries: names.iter().map(|name| ((*name).to_owned(), Ok(member(name)))).collect(),
+        revision: 7,
+    };
+    for back in [true, false] {
+        let mut position = Position::new(Duration::from_secs(2));
+        position.take(list(&["decode-1"]), at(0));
+        position.gone("decode-1".to_owned(), at(1));
+        assert!(!position.let_go(at(2)), "its lease is over and it has a while");
+        position.take(list(&[]), at(60));
+        assert!(!position.let_go(at(60)), "it could not register");
+        if back {
+            position.there("decode-1".to_owned(), Ok(member("decode-1")));
+        }
+        assert!(!position.let_go(at(61)));
+        assert_eq!(position.let_go(at(62)), !back);
+        assert_eq!(position.entries.contains_key("decode-1"), back);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use router::{DrainSource, LegEnd, Role, Router, RouterConfig};
 use shared::{
@@ -216,12 +217,16 @@ fn outcomes_and_drains_reach_the_router() {
 
 #[test]
 fn an_operator_drains_a_worker_and_takes_it_back() {
-    let placement = start(8, 8);
+    let clock = Arc::new(ManualClock::new());
+    let placement = start_polling(8, 8, Arc::clone(&clock) as _, Box::new(Vec::new));
     let told = |word| placement.drain(DECODE, word).unwrap().blocking_recv().unwrap();
-    let within = Some(std::time::Duration::from_secs(9));
-    for begin in [None, within] {
-        let life = told(DrainWord::Begin(begin)).unwrap();
-        assert_eq!(life.draining, Some(DrainSource::Operator));
+    let life = || placement.look(|router, now| router.life(DECODE, now)).unwrap().blocking_recv();
+    let within = Some(Duration::from_secs(9));
+    // How long the drain may take, and how long the operator takes.
+    for (begin, lasts) in [(None, 99), (within, 1), (within, 9), (within, 99)] {
+        told(DrainWord::Begin(begin)).unwrap();
+        clock.advance(Duration::from_secs(lasts));
+        assert_eq!(life().unwrap().unwrap().draining, Some(DrainSource::Operator));
         let (_ticket, events) = submit(&placement, 1);
         let refused = ServeError::NoWorker { role: "decode" };
         assert_eq!(events.recv().unwrap(), PlaceEvent::Refused(refused));
