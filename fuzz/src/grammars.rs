@@ -35,7 +35,7 @@ static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
 /// When a mask is empty or allows what cannot be taken.
 pub fn follow(grammar: Grammar) {
     let Ok(compiled) = COMPILER.compile(&grammar) else { return };
-    let constraint = Arc::new(Constraint { grammar, trigger: Vec::new(), bound: None });
+    let constraint = Arc::new(Constraint { grammar, trigger: Vec::new(), bound: None, barred: None });
     let mut guide = Guide::new(constraint, &Arc::new(compiled), TOKENS, END);
     for step in 0..STEPS {
         if guide.refresh().is_err() {

@@ -22,7 +22,9 @@ pub enum Grammar {
     Regex(String),
     /// Rules `name ::= ...` of characters, of which `root` is the answer. Dialect: the README of engine.
     Ebnf(String),
-    /// A Lark grammar that this server wrote. The only one that may name tokens by id; never a client's text.
+    /// A Lark grammar that this server wrote. The only one that may name tokens by id; never a client's text. Where values of schemas
+    /// stand in it, a line of JSON comes before it: `{"schemas": [[name, schema], ..], "parts": [[index, pointer], ..]}`. `@part0` is a
+    /// value of the part of a schema that the first index and JSON pointer lead to, its references being those of the whole.
     Server(String),
 }
 
@@ -47,6 +49,10 @@ pub struct Constraint {
     /// When this token appears before the trigger is complete, the trigger is forced, token by token, and the grammar
     /// begins. None, or a trigger that is not empty.
     pub bound: Option<TokenId>,
+    /// A token that is not possible before the trigger is complete: whoever reads the answer takes it for the end of what is
+    /// free, and reads on outside of the grammar. Not in the trigger, not the bound; without effect where the trigger is
+    /// empty.
+    pub barred: Option<TokenId>,
 }
 
 /// What is added to the logits of single tokens before the draw: at most [`LOGIT_BIAS_MAX`] pairs, ascending by token,

@@ -1,5 +1,6 @@
 //! The real binary with the built-in model, seen from outside.
 
+mod calls;
 mod chats;
 mod cluster;
 mod explain;

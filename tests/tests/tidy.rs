@@ -23,7 +23,7 @@ const SERDE_CRATES: [&str; 5] =
     ["services/gateway/", "services/kvasir/", "services/sim/", "tests/", "benches/"];
 /// Files in which other crates parse what lies on disk (configuration, a checkpoint, an index of reference data, a tokenizer)
 /// or is JSON by nature (a schema).
-const SERDE_FILES: [&str; 7] = [
+const SERDE_FILES: [&str; 8] = [
     "config.rs",
     "config/",
     "checkpoint.rs",
@@ -31,6 +31,7 @@ const SERDE_FILES: [&str; 7] = [
     "golden.rs",
     "grammar/vocabulary.rs",
     "grammar/schema.rs",
+    "grammar/schema/",
 ];
 /// File types that hold our own text.
 const TEXT: [&str; 7] = ["rs", "toml", "sh", "py", "md", "cu", "cuh"];

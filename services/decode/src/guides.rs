@@ -237,10 +237,15 @@ fn check(constraint: &Constraint, vocabulary: usize) -> Result<(), GuideFailure>
         let what = format!("its trigger has more than {TRIGGER_TOKENS_MAX} tokens");
         return Err(GuideFailure::Refused(what));
     }
-    let mut named = constraint.trigger.iter().chain(&constraint.bound);
-    match named.find(|token| vocabulary <= token.index()) {
+    let Constraint { trigger, bound, barred, .. } = constraint;
+    let mut named = trigger.iter().chain(bound).chain(barred);
+    if let Some(token) = named.find(|token| vocabulary <= token.index()) {
+        let what = format!("its trigger has token {token} of a vocabulary of {vocabulary}");
+        return Err(GuideFailure::Refused(what));
+    }
+    match barred.filter(|token| trigger.contains(token) || *bound == Some(*token)) {
         Some(token) => {
-            let what = format!("its trigger has token {token} of a vocabulary of {vocabulary}");
+            let what = format!("its trigger needs token {token}, which is barred before it");
             Err(GuideFailure::Refused(what))
         }
         None => Ok(()),

@@ -26,7 +26,7 @@ mod schema;
 mod tests;
 mod vocabulary;
 
-pub use compile::{Compiled, GrammarCompiler, GrammarLimits, GrammarRefusal};
+pub use compile::{Compiled, GRAMMAR_STACK_BYTES, GrammarCompiler, GrammarLimits, GrammarRefusal};
 pub use guide::{Guide, GuideError, Stopper};
 pub use mask::TokenMask;
 pub use vocabulary::{GrammarVocabulary, GrammarVocabularyError};

@@ -30,8 +30,8 @@ pub use engram_map::{EngramError, EngramHasher, EngramToken, HashTables, TokenMa
 pub use forward::{BlockInput, Floors, Layers, Logits, RowPlan, Segment};
 pub use golden::{GoldenCase, GoldenError, GoldenSet, GoldenTensors};
 pub use grammar::{
-    Compiled, GrammarCompiler, GrammarLimits, GrammarRefusal, GrammarVocabulary,
-    GrammarVocabularyError, Guide, GuideError, Stopper, TokenMask,
+    Compiled, GRAMMAR_STACK_BYTES, GrammarCompiler, GrammarLimits, GrammarRefusal,
+    GrammarVocabulary, GrammarVocabularyError, Guide, GuideError, Stopper, TokenMask,
 };
 pub use model::{Arithmetic, Engine, EngineOptions, LoadError};
 pub use parity::{CaseReport, Outcome, run_case};

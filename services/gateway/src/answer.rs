@@ -54,13 +54,15 @@ impl Bill {
         self.start.map_or(0, |start| start.cached_tokens).min(self.prompt_tokens)
     }
 
-    /// What several answers cost together: each prompt counts once, as its first answer found it.
+    /// What several answers cost together: each prompt counts once, as its first answer found it. Replayed and fetched is what
+    /// all of them did; exact is what all are, and the window's source is that of the first that is not.
     pub(crate) fn total(bills: &[Self]) -> Self {
         let (first, others) = bills.split_first().expect("a request has an answer");
         let mut total = *first;
         let mut cached = first.cached_tokens();
         let mut counted = first.prompt_index;
         for bill in others {
+            total.start = total.start.map(|all| joined(all, bill.start));
             total.completion_tokens =
                 total.completion_tokens.saturating_add(bill.completion_tokens);
             total.reasoning_tokens = total.reasoning_tokens.saturating_add(bill.reasoning_tokens);
@@ -74,6 +76,19 @@ impl Bill {
             start.cached_tokens = cached;
         }
         total
+    }
+}
+
+/// The report of several answers and of one more, of which a worker may have said nothing. What was cached is counted elsewhere.
+fn joined(all: StartReport, one: Option<StartReport>) -> StartReport {
+    let Some(one) = one else { return StartReport { exact: false, ..all } };
+    let window_source = if all.exact && !one.exact { one.window_source } else { all.window_source };
+    StartReport {
+        replayed_tokens: all.replayed_tokens.saturating_add(one.replayed_tokens),
+        bytes_fetched: all.bytes_fetched.saturating_add(one.bytes_fetched),
+        window_source,
+        exact: all.exact && one.exact,
+        ..all
     }
 }
 
@@ -129,8 +144,10 @@ impl Answer {
         let mut delta = Delta::default();
         let end = match event {
             DecodeEvent::Started(report) => {
+                let goes_on = self.start.is_some();
                 self.start = Some(self.merged(report));
-                return Step::Began;
+                // A worker that goes on with the answer of another one begins nothing.
+                return if goes_on { Step::Shown(delta) } else { Step::Began };
             }
             DecodeEvent::Token(id, scores) => {
                 self.count_token();
@@ -212,5 +229,66 @@ pub(crate) fn outcome_of(end: &End) -> Outcome {
     match end {
         End::Stop | End::StopString(_) | End::Calls => Outcome::Stop,
         End::Length => Outcome::Length,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{StartReport, WindowSource};
+
+    use super::Bill;
+
+    fn bill(start: Option<StartReport>) -> Bill {
+        Bill {
+            prompt_index: 0,
+            prompt_tokens: 300,
+            completion_tokens: 5,
+            reasoning_tokens: 1,
+            start,
+            ttft_ms: 1.0,
+        }
+    }
+
+    #[test]
+    fn answers_are_exact_together_when_each_of_them_is() {
+        let cold = StartReport {
+            cached_tokens: 0,
+            replayed_tokens: 0,
+            window_source: WindowSource::Cold,
+            exact: true,
+            bytes_fetched: 0,
+            prefill: None,
+        };
+        let object = StartReport {
+            cached_tokens: 256,
+            window_source: WindowSource::Object,
+            bytes_fetched: 70,
+            ..cold
+        };
+        let replayed = StartReport {
+            cached_tokens: 256,
+            replayed_tokens: 140,
+            window_source: WindowSource::Replayed(140),
+            exact: false,
+            bytes_fetched: 7,
+            ..cold
+        };
+        for (starts, exact, source) in [
+            ([Some(cold), Some(object)], true, WindowSource::Cold),
+            ([Some(cold), Some(replayed)], false, WindowSource::Replayed(140)),
+            ([Some(replayed), Some(object)], false, WindowSource::Replayed(140)),
+            ([Some(cold), None], false, WindowSource::Cold),
+        ] {
+            let total = Bill::total(&starts.map(bill));
+            let start = total.start.unwrap();
+            assert_eq!((start.exact, start.window_source), (exact, source), "{starts:?}");
+            let started = starts.iter().flatten();
+            let sums = started.fold((0, 0), |(tokens, bytes), start| {
+                (tokens + start.replayed_tokens, bytes + start.bytes_fetched)
+            });
+            assert_eq!((start.replayed_tokens, start.bytes_fetched), sums, "{starts:?}");
+            assert_eq!(start.cached_tokens, starts[0].map_or(0, |start| start.cached_tokens));
+            assert_eq!((total.prompt_tokens, total.completion_tokens), (300, 10));
+        }
     }
 }

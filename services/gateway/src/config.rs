@@ -84,7 +84,8 @@ pub struct GatewayConfig {
     /// its items.
     pub stored_ttl_s: u64,
     /// Responses made in the background at once (`background` of the Responses API), 0 offers none. Default 64: each is a request
-    /// in work that no closed connection ends. Beyond it they are refused with 503.
+    /// in work that no closed connection ends. Beyond it they are refused with 503. Where keys speak for several tenants, one gets at
+    /// most half of them, rounded up; beyond it 429.
     pub background_responses_max: usize,
     /// What clients are told to wait when this process itself refuses (full or draining), in seconds, at least 1.
     /// Default 1: requests are short compared with a client's patience.

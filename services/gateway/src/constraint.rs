@@ -2,13 +2,14 @@
 //!
 //! Nothing is compiled here: the worker refuses what cannot be served, before any other work, and the gateway tells the
 //! client. What is decided here is where the grammar begins (behind `</think>` when the model thinks first), and what the
-//! grammar of tool calls is (`constraint/tools.rs`).
+//! grammar of tool calls is (`constraint/tools.rs`). Calls begin behind the reasoning as well: before its end their sentinel is barred.
 //!
 //! A format and tools together: the answer is in the format, or it is a block of calls and nothing else. Tools alone, none
 //! of them strict, free to be called, as many at a time as the model likes: no constraint at all.
 
 mod lark;
 mod lark_input;
+mod server_text;
 mod tools;
 
 use serde_json::{Value, json};
@@ -86,15 +87,23 @@ pub struct Markers {
 /// Why a request's answer cannot be constrained as it asks, in one line for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConstraintError {
-    /// The grammar is larger than any that is taken.
+    /// The grammar is larger than any that is taken. How large, nobody found out: it is left when it becomes too large.
     #[error(
-        "the grammar of the answer has {bytes} bytes, at most {bytes_max} are taken; send smaller schemas or fewer tools"
+        "the grammar of the answer has more than {bytes_max} bytes, which are the most that are taken; send smaller schemas or fewer tools"
     )]
     TooLarge {
-        /// Its length.
-        bytes: usize,
         /// The bound.
         bytes_max: usize,
+    },
+    /// The schema of a strict tool says what its calls would not be held to.
+    #[error(
+        "the tool {tool:?} is strict, and its schema has {keyword} beside its properties, which is not supported; say it within a property, or set strict to false"
+    )]
+    Root {
+        /// The tool's name, cut where it becomes too long.
+        tool: String,
+        /// What is not supported.
+        keyword: &'static str,
     },
     /// A format that cannot stand beside tools.
     #[error(
@@ -112,7 +121,8 @@ pub enum ConstraintError {
 /// The constraint of an answer; none when it is free.
 ///
 /// # Errors
-/// When format and tools do not go together, or the grammar becomes too large.
+/// When format and tools do not go together, a strict tool asks for what its calls would not be held to, or the grammar becomes too
+/// large.
 pub fn constrain(
     format: AnswerFormat<'_>,
     calls: Option<&CallRules<'_>>,
@@ -125,15 +135,17 @@ pub fn constrain(
         None => of_format(format),
     };
     let Some(grammar) = grammar else { return Ok(None) };
-    let bytes = grammar.text().len();
-    if GRAMMAR_BYTES_MAX < bytes {
-        return Err(ConstraintError::TooLarge { bytes, bytes_max: GRAMMAR_BYTES_MAX });
+    if GRAMMAR_BYTES_MAX < grammar.text().len() {
+        return Err(ConstraintError::TooLarge { bytes_max: GRAMMAR_BYTES_MAX });
     }
     let trigger = match beginning {
         Beginning::Reasoning => vec![markers.reasoning_end],
         Beginning::Answer | Beginning::Calls => Vec::new(),
     };
-    Ok(Some(Constraint { grammar, trigger, bound: None }))
+    // A block of calls within the reasoning ends it for whoever reads the answer (`output`): the calls would reach the client
+    // outside of the grammar. With nothing to call, the sentinel begins nothing.
+    let barred = calls.filter(|_| !trigger.is_empty()).map(|_| markers.sentinel);
+    Ok(Some(Constraint { grammar, trigger, bound: None, barred }))
 }
 
 fn of_format(format: AnswerFormat<'_>) -> Option<Grammar> {
@@ -167,7 +179,8 @@ fn of_calls(
         }
     };
     let opened = beginning == Beginning::Calls;
-    Ok(Some(Grammar::Server(tools::grammar(rules, &instead, opened, markers.sentinel))))
+    tools::grammar(rules, &instead, opened, markers.sentinel)
+        .map(|text| Some(Grammar::Server(text)))
 }
 
 #[cfg(test)]

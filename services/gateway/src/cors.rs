@@ -17,7 +17,7 @@ use axum::response::Response;
 const ORIGINS_MAX: usize = 64;
 /// Headers of answers that a page may read.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
-    "request-id, retry-after, x-request-id, x-kvasir-routing, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens",
+    "anthropic-ratelimit-requests-limit, anthropic-ratelimit-requests-remaining, anthropic-ratelimit-requests-reset, anthropic-ratelimit-tokens-limit, anthropic-ratelimit-tokens-remaining, anthropic-ratelimit-tokens-reset, request-id, retry-after, x-request-id, x-kvasir-routing, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens",
 );
 /// How long a browser may remember what a page may do, in seconds: as long as browsers keep it at most by themselves.
 const REMEMBERED: HeaderValue = HeaderValue::from_static("7200");

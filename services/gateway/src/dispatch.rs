@@ -58,6 +58,10 @@ pub(crate) struct Session {
     evidence: Evidence,
     leg: Option<Leg>,
     resumes_left: u32,
+    /// Whether some worker began with the answer.
+    started: bool,
+    /// Whether a worker went away before any had begun with an answer that follows a grammar.
+    suspected: bool,
     /// Tokens of the answer so far. At most `output_tokens_max`.
     emitted: Vec<TokenId>,
     /// Workers that failed this request. Each once, so at most as many as there were losses.
@@ -106,6 +110,8 @@ impl Session {
             evidence: Evidence::default(),
             leg: None,
             resumes_left,
+            started: false,
+            suspected: false,
             emitted: Vec::new(),
             excluded: Vec::new(),
             search: None,
@@ -145,6 +151,7 @@ impl Session {
                 },
             };
             self.tell(&event);
+            self.started |= matches!(event, DecodeEvent::Started(_));
             if let DecodeEvent::Failed(error) = &event
                 && self.search.is_some()
                 && is_full(error)
@@ -159,7 +166,7 @@ impl Session {
             if let DecodeEvent::Failed(
                 error @ (ServeError::WorkerLost { .. } | ServeError::Draining),
             ) = &event
-                && 0 < self.resumes_left
+                && self.may_resume(error)
             {
                 self.resumes_left -= 1;
                 self.leg = None;
@@ -180,6 +187,19 @@ impl Session {
             }
             return Word::Event(event);
         }
+    }
+
+    /// Whether a request whose worker went away may try another one. The grammar of an answer may be what ended the worker: as long as
+    /// none has begun with the answer, one more is tried and not all of them.
+    fn may_resume(&mut self, error: &ServeError) -> bool {
+        let is_suspect = !self.started
+            && self.prepared.constraint.is_some()
+            && matches!(error, ServeError::WorkerLost { .. });
+        if is_suspect && std::mem::replace(&mut self.suspected, true) {
+            tracing::warn!(request = %self.prepared.id, "a grammar may have ended two workers");
+            return false;
+        }
+        0 < self.resumes_left
     }
 
     /// Tells the router what an event says about the worker. Refusals for want of room, and requests that no worker could

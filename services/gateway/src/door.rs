@@ -26,9 +26,10 @@ use crate::dialect::Dialect;
 use crate::error::ApiError;
 use crate::gateway::Shared;
 use crate::keys::KeyRing;
-use crate::limits::{Accounts, Quota, RateLimits, Subject};
+use crate::limits::{Accounts, Quota, RateLimits, Refusal, Subject, too_low_for};
 use crate::linger::discard_request;
 use crate::routes::REQUEST_ID;
+use crate::stored::Tenancy;
 
 mod quota;
 
@@ -76,6 +77,14 @@ impl Door {
         self.accounts.lock().charge(call.caller.subjects(), tokens.into(), now);
     }
 
+    /// Whether the keys speak for more than one tenant.
+    pub(crate) fn tenancy(&self) -> Tenancy {
+        match &*self.keys.read() {
+            Some(ring) if ring.is_shared() => Tenancy::Shared,
+            Some(_) | None => Tenancy::Sole,
+        }
+    }
+
     pub(crate) fn accounts(&self) -> usize {
         self.accounts.lock().len()
     }
@@ -120,11 +129,12 @@ pub(crate) async fn enter(
     let admitted = visit.admit(&request);
     let visit = Arc::new(visit);
     let mut response = match admitted {
-        Ok((call, quota)) => {
+        Ok(call) => {
             request.extensions_mut().insert(call);
             request.extensions_mut().insert(Arc::clone(&visit));
             let mut response = next.run(request).await;
-            quota::say(quota, dialect, shared.cluster.clock.unix_seconds(), response.headers_mut());
+            let now = shared.cluster.clock.unix_seconds();
+            quota::say(visit.quota(), dialect, now, response.headers_mut());
             response
         }
         Err(error) => {
@@ -148,10 +158,19 @@ pub(crate) struct Visit {
     protocol: &'static str,
     /// None while nobody knows who asks.
     call: Option<Arc<Call>>,
-    admitted: bool,
+    /// None while it is not let in.
+    admitted: Mutex<Option<Admitted>>,
     arrived: Timestamp,
     /// None before the answer began.
     answer: Mutex<Option<(u16, String)>>,
+}
+
+/// What a request that was let in takes of its accounts.
+#[derive(Clone, Copy)]
+struct Admitted {
+    answers: u32,
+    /// What was left to its tenant and key then.
+    quota: Quota,
 }
 
 impl Visit {
@@ -160,30 +179,55 @@ impl Visit {
             shared: Arc::clone(shared),
             protocol: protocol_of(path),
             call: None,
-            admitted: false,
+            admitted: Mutex::default(),
             arrived: shared.cluster.clock.now(),
             answer: Mutex::default(),
         }
     }
 
     /// Says who asks and takes the request in.
-    fn admit(&mut self, request: &Request) -> Result<(Arc<Call>, Quota), ApiError> {
+    fn admit(&mut self, request: &Request) -> Result<Arc<Call>, ApiError> {
         let Self { shared, arrived, .. } = self;
         let caller = shared.door.identify(request.headers(), &shared.config)?;
         let call = Arc::new(Call::new(caller, *arrived));
         self.call = Some(Arc::clone(&call));
         // Looking around costs nothing.
         if request.method() != Method::POST {
-            return Ok((call, Quota::default()));
+            return Ok(call);
         }
         let caller = &call.caller;
         let admitted = shared.door.accounts.lock().admit(caller.subjects(), *arrived);
-        let quota = admitted.map_err(|refusal| {
-            shared.metrics.tenant_refused(&caller.tenant, refusal.limit);
-            ApiError::rate_limited(&refusal)
-        })?;
-        self.admitted = true;
-        Ok((call, quota))
+        let quota = admitted.map_err(|refusal| refused(shared, caller, &refusal))?;
+        *self.admitted.get_mut() = Some(Admitted { answers: 1, quota });
+        Ok(call)
+    }
+
+    /// Takes the other answers in, of a request that asks for so many: each counts as a request.
+    ///
+    /// # Errors
+    /// When a limit is reached, or can never let so many in.
+    pub(crate) fn admit_answers(&self, answers: u32) -> Result<(), ApiError> {
+        let mut admitted = self.admitted.lock();
+        let (Some(admitted), Some(call)) = (admitted.as_mut(), &self.call) else { return Ok(()) };
+        let (shared, caller) = (&self.shared, &call.caller);
+        let others = answers.saturating_sub(admitted.answers);
+        if others == 0 {
+            return Ok(());
+        }
+        if let Some((whose, limit, bound)) = too_low_for(caller.subjects(), answers) {
+            shared.metrics.tenant_refused(&caller.tenant, limit);
+            return Err(ApiError::too_many_answers(answers, whose, (limit, bound)));
+        }
+        let now = shared.cluster.clock.now();
+        let taken = shared.door.accounts.lock().admit_answers(caller.subjects(), others, now);
+        let quota = taken.map_err(|refusal| refused(shared, caller, &refusal))?;
+        *admitted = Admitted { answers, quota };
+        Ok(())
+    }
+
+    /// What is left to tenant and key.
+    fn quota(&self) -> Quota {
+        self.admitted.lock().map(|admitted| admitted.quota).unwrap_or_default()
     }
 
     fn answered(&self, response: &Response) {
@@ -192,15 +236,21 @@ impl Visit {
     }
 }
 
+fn refused(shared: &Shared, caller: &Caller, refusal: &Refusal) -> ApiError {
+    shared.metrics.tenant_refused(&caller.tenant, refusal.limit);
+    ApiError::rate_limited(refusal)
+}
+
 impl Drop for Visit {
     fn drop(&mut self) {
         let answer = self.answer.get_mut().take();
+        let admitted = self.admitted.get_mut().take();
         let Self { shared, call, .. } = &*self;
         let now = shared.cluster.clock.now();
         let used = call.as_ref().map(|call| call.used()).unwrap_or_default();
-        if let Some(call) = call.as_ref().filter(|_| self.admitted) {
+        if let Some((call, admitted)) = call.as_ref().zip(admitted) {
             let mut accounts = shared.door.accounts.lock();
-            accounts.leave(call.caller.subjects());
+            accounts.leave(call.caller.subjects(), admitted.answers);
             accounts.charge(call.caller.subjects(), used.output_tokens, now);
             drop(accounts);
             shared.metrics.tenant_used(&call.caller.tenant, &used);

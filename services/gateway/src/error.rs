@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use shared::ServeError;
 
-use crate::limits::Refusal;
+use crate::limits::{Limit, Refusal};
 use crate::metrics::Outcome;
 
 /// A failed request, as its client sees it.
@@ -95,6 +95,19 @@ impl ApiError {
         }
     }
 
+    /// A limit of the tenant or the key is below what one request asks for, so no retry will help.
+    pub(crate) fn too_many_answers(
+        answers: u32,
+        whose: &'static str,
+        (limit, bound): (Limit, u32),
+    ) -> Self {
+        let message = format!(
+            "the request asks for {answers} answers, each of which counts as a request, and this {whose} has {} of {bound}; ask for fewer at once",
+            limit.as_str()
+        );
+        Self::invalid(Some("n".into()), message)
+    }
+
     pub(crate) fn model_not_found(asked: &str, names: &[String]) -> Self {
         let message =
             format!("the model {asked:?} is not served here; use one of: {}", names.join(", "));
@@ -144,6 +157,14 @@ impl ApiError {
     }
 
     /// As many responses as may be are made while nobody waits for them.
+    /// The tenant has all responses in the background that one of several may have.
+    pub(crate) fn over_share_of_running(share: usize) -> Self {
+        let message = format!(
+            "{share} responses of this tenant run in the background, which is its share; retry later, or leave background out"
+        );
+        Self::over_share(message, 1)
+    }
+
     pub(crate) fn too_many_running(running_max: usize) -> Self {
         let message = format!(
             "{running_max} responses run in the background, which is all this server takes; retry later, or leave background out"

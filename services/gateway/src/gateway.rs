@@ -131,6 +131,7 @@ impl Gateway {
             responses_max: config.stored_responses_max,
             kept_for: Duration::from_secs(config.stored_ttl_s),
             running_max: config.background_responses_max,
+            recalled_bytes_max: config.body_bytes_max,
         };
         let responses = ResponseStore::new(bounds, Arc::clone(&cluster.clock));
         let door = Door::new(&config, prompter.model().tenant.clone());

@@ -128,6 +128,8 @@ pub struct KeyRing {
     /// By the first eight bytes of the hash. Whoever measures how long a lookup takes learns about hashes, which lead to no
     /// secret.
     keys: HashMap<u64, Arc<ApiKey>>,
+    /// Whether they speak for more than one tenant.
+    is_shared: bool,
 }
 
 impl KeyRing {
@@ -141,7 +143,8 @@ impl KeyRing {
             return Err(KeyRingError::TooMany { count });
         }
         let mut names = HashSet::with_capacity(count);
-        let mut ring = Self { keys: HashMap::with_capacity(count) };
+        let is_shared = keys.windows(2).any(|pair| pair[0].tenant != pair[1].tenant);
+        let mut ring = Self { keys: HashMap::with_capacity(count), is_shared };
         for key in keys {
             check_name(&key.name)?;
             check_name(&key.tenant.0)?;
@@ -164,6 +167,11 @@ impl KeyRing {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
+    }
+
+    /// Whether its keys speak for more than one tenant.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_shared
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Arc<ApiKey>> {

@@ -25,7 +25,8 @@ const IN_FLIGHT_WAIT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RateLimits {
-    /// Requests in work at once, 0 for no bound. Default 0: only the bound of the whole process holds.
+    /// Requests in work at once, 0 for no bound. Default 0: only the bound of the whole process holds. Each answer of a request
+    /// that asks for several counts as one, here and per minute.
     pub requests_in_flight_max: u32,
     /// Requests per minute, 0 for no bound. Default 0. As many may come at once after a quiet minute.
     pub requests_per_minute: u32,
@@ -135,11 +136,7 @@ impl Bucket {
         self.level = (self.level - taken).max(-DEBT_MINUTES_MAX * self.capacity());
     }
 
-    /// Until one more is there; zero when it is.
-    fn wait(&self) -> Duration {
-        self.until(PARTS)
-    }
-
+    /// Until so much is there; zero when it is.
     fn until(&self, level: i128) -> Duration {
         let missing = u128::try_from(level - self.level).unwrap_or(0);
         let nanoseconds = missing.div_ceil(u128::from(self.per_minute));
@@ -176,18 +173,44 @@ impl Account {
         }
     }
 
-    /// The limit that does not let another request in, its bound, and how long that will be so.
-    fn refuses(&self) -> Option<(Limit, u32, Duration)> {
+    /// The limit that does not let so many more in, its bound, and how long that will be so.
+    fn refuses(&self, more: More) -> Option<(Limit, u32, Duration)> {
+        let places = more.places();
         let at_once = self.limits.requests_in_flight_max;
-        if 0 < at_once && at_once <= self.in_flight {
+        if 0 < at_once && at_once < self.in_flight.saturating_add(places) {
             return Some((Limit::InFlight, at_once, IN_FLIGHT_WAIT));
         }
-        let buckets = [(Limit::Requests, &self.requests), (Limit::Tokens, &self.tokens)];
-        let mut empty = buckets.into_iter().filter_map(|(limit, bucket)| {
-            let bucket = bucket.as_ref().filter(|bucket| bucket.level < PARTS)?;
-            Some((limit, bucket.per_minute, bucket.wait()))
+        let tokens = match more {
+            More::Request => &self.tokens,
+            More::Answers(_) => &None,
+        };
+        let buckets = [
+            (Limit::Requests, &self.requests, i128::from(places) * PARTS),
+            (Limit::Tokens, tokens, PARTS),
+        ];
+        let mut empty = buckets.into_iter().filter_map(|(limit, bucket, level)| {
+            let bucket = bucket.as_ref().filter(|bucket| bucket.level < level)?;
+            Some((limit, bucket.per_minute, bucket.until(level)))
         });
         empty.next()
+    }
+}
+
+/// What is to be let in.
+#[derive(Clone, Copy, Debug)]
+enum More {
+    Request,
+    /// Further answers of a request that was. What its account owes in tokens was asked then.
+    Answers(u32),
+}
+
+impl More {
+    /// How many requests it counts as.
+    fn places(self) -> u32 {
+        match self {
+            Self::Request => 1,
+            Self::Answers(answers) => answers,
+        }
     }
 }
 
@@ -207,6 +230,28 @@ impl Accounts {
         subjects: &[(Subject, RateLimits)],
         now: Timestamp,
     ) -> Result<Quota, Refusal> {
+        self.take_in(subjects, More::Request, now)
+    }
+
+    /// Takes further answers of an admitted request in, each as a request of its own, on all accounts or on none.
+    ///
+    /// # Errors
+    /// The first limit that is reached.
+    pub(crate) fn admit_answers(
+        &mut self,
+        subjects: &[(Subject, RateLimits)],
+        answers: u32,
+        now: Timestamp,
+    ) -> Result<Quota, Refusal> {
+        self.take_in(subjects, More::Answers(answers), now)
+    }
+
+    fn take_in(
+        &mut self,
+        subjects: &[(Subject, RateLimits)],
+        more: More,
+        now: Timestamp,
+    ) -> Result<Quota, Refusal> {
         for (subject, limits) in bounded(subjects) {
             let account = match self.open.get_mut(subject) {
                 Some(account) => account,
@@ -219,16 +264,16 @@ impl Accounts {
                 *account = Account { in_flight, ..Account::open(*limits, now) };
             }
             account.fill(now);
-            if let Some((limit, bound, wait)) = account.refuses() {
+            if let Some((limit, bound, wait)) = account.refuses(more) {
                 return Err(Refusal { limit, whose: subject.word(), bound, wait });
             }
         }
         let mut quota = Quota::default();
         for (subject, _) in bounded(subjects) {
             let Some(account) = self.open.get_mut(subject) else { continue };
-            account.in_flight += 1;
+            account.in_flight += more.places();
             if let Some(requests) = &mut account.requests {
-                requests.take(1);
+                requests.take(more.places().into());
             }
             quota.requests = less(quota.requests, account.requests.as_ref());
             quota.tokens = less(quota.tokens, account.tokens.as_ref());
@@ -252,11 +297,11 @@ impl Accounts {
         }
     }
 
-    /// An admitted request is over.
-    pub(crate) fn leave(&mut self, subjects: &[(Subject, RateLimits)]) {
+    /// An admitted request with so many answers is over.
+    pub(crate) fn leave(&mut self, subjects: &[(Subject, RateLimits)], answers: u32) {
         for (subject, _) in bounded(subjects) {
             if let Some(account) = self.open.get_mut(subject) {
-                account.in_flight = account.in_flight.saturating_sub(1);
+                account.in_flight = account.in_flight.saturating_sub(answers);
             }
         }
     }
@@ -269,6 +314,22 @@ impl Accounts {
     pub(crate) fn len(&self) -> usize {
         self.open.len()
     }
+}
+
+/// The limit that never lets so many answers of one request in; none when all do once nothing else is asked.
+pub(crate) fn too_low_for(
+    subjects: &[(Subject, RateLimits)],
+    answers: u32,
+) -> Option<(&'static str, Limit, u32)> {
+    let lowest = |(subject, limits): &(Subject, RateLimits)| {
+        let bounds = [
+            (Limit::InFlight, limits.requests_in_flight_max),
+            (Limit::Requests, limits.requests_per_minute),
+        ];
+        let too_low = bounds.into_iter().find(|(_, bound)| 0 < *bound && *bound < answers);
+        too_low.map(|(limit, bound)| (subject.word(), limit, bound))
+    };
+    subjects.iter().find_map(lowest)
 }
 
 fn bounded(
@@ -292,7 +353,7 @@ mod tests {
 
     use shared::{TenantId, Timestamp};
 
-    use super::{Accounts, Limit, RateLimits, Subject};
+    use super::{Accounts, Limit, RateLimits, Subject, too_low_for};
 
     fn at(milliseconds: u64) -> Timestamp {
         Timestamp(milliseconds * 1_000_000)
@@ -316,7 +377,7 @@ mod tests {
         for n in 0..60 {
             let quota = accounts.admit(&acme, at(0)).unwrap();
             assert_eq!(quota.requests.unwrap().remaining, 59 - n);
-            accounts.leave(&acme);
+            accounts.leave(&acme, 1);
         }
         let refusal = accounts.admit(&acme, at(0)).unwrap_err();
         assert_eq!((refusal.limit, refusal.bound), (Limit::Requests, 60));
@@ -358,7 +419,7 @@ mod tests {
             let refusal = accounts.admit(&both, at(0)).unwrap_err();
             assert_eq!((refusal.limit, refusal.whose), (Limit::InFlight, "API key"));
         }
-        accounts.leave(&both);
+        accounts.leave(&both, 1);
         assert_eq!(accounts.admit(&both, at(0)).unwrap().requests.unwrap().remaining, 8);
     }
 
@@ -380,9 +441,32 @@ mod tests {
         accounts.admit(&acme, at(0)).unwrap();
         accounts.keep(|_| false);
         assert_eq!(accounts.len(), 1, "it has a request in work");
-        accounts.leave(&acme);
+        accounts.leave(&acme, 1);
         accounts.keep(|_| false);
         assert_eq!(accounts.len(), 0);
+    }
+
+    #[test]
+    fn answers_count_as_requests() {
+        let mut accounts = Accounts::default();
+        let acme = tenant(limits(4, 6, 1));
+        accounts.admit(&acme, at(0)).unwrap();
+        accounts.charge(&acme, 100, at(0));
+        let refusal = accounts.admit_answers(&acme, 4, at(0)).unwrap_err();
+        assert_eq!((refusal.limit, refusal.bound), (Limit::InFlight, 4));
+        // What the prompt owes was the first one's business.
+        let quota = accounts.admit_answers(&acme, 3, at(0)).unwrap();
+        assert_eq!(quota.requests.unwrap().remaining, 2);
+        accounts.leave(&acme, 4);
+        let refusal = accounts.admit_answers(&acme, 4, at(0)).unwrap_err();
+        assert_eq!((refusal.limit, refusal.wait), (Limit::Requests, Duration::from_secs(20)));
+        assert!(accounts.admit_answers(&acme, 2, at(0)).is_ok());
+        accounts.leave(&acme, 2);
+        accounts.keep(|_| false);
+        assert_eq!(accounts.len(), 0, "all places were given back");
+        assert_eq!(too_low_for(&acme, 4), None);
+        assert_eq!(too_low_for(&acme, 5), Some(("tenant", Limit::InFlight, 4)));
+        assert_eq!(too_low_for(&tenant(limits(0, 6, 0)), 7).unwrap().1, Limit::Requests);
     }
 
     #[test]

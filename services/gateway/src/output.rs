@@ -39,8 +39,8 @@ pub(crate) struct Reading {
     pub(crate) start: OutputStart,
     /// Whether markup of tool calls is read; otherwise its sentinel is hidden like any control token.
     pub(crate) calls: bool,
-    /// What ends the answer; none of them empty.
-    pub(crate) stops: Vec<String>,
+    /// What ends the answer; none of them empty. Shared by all answers of a request.
+    pub(crate) stops: Arc<[String]>,
 }
 
 /// A part of an answer that became visible.
@@ -131,7 +131,7 @@ pub(crate) struct OutputParser {
     characters: Utf8Assembler,
     stage: Stage,
     content: ContentText,
-    stops: Vec<String>,
+    stops: Arc<[String]>,
     calls: bool,
     reasoning_tokens: u32,
     /// Tokens whose text is not shown yet, and where in their stage's text they begin.
@@ -165,7 +165,7 @@ impl OutputParser {
             characters: Utf8Assembler::default(),
             stage,
             content: ContentText::new(TextRules { strip, calls }, &reading.stops),
-            stops: reading.stops.clone(),
+            stops: Arc::clone(&reading.stops),
             calls,
             reasoning_tokens: 0,
             unsettled: VecDeque::new(),

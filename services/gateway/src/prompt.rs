@@ -153,15 +153,16 @@ impl Prompter {
     pub(crate) fn prepare(&self, incoming: &Incoming<'_>) -> Result<Plan, ApiError> {
         let Incoming { protocol, body, memory, .. } = incoming;
         let mut request = request::parse(*protocol, body, &self.model.names, *memory)?;
-        let (drafts, thinking) = self.drafts(&mut request)?;
         let per_prompt = usize::try_from(request.answers).unwrap_or(usize::MAX);
-        if self.answers_max < drafts.len().saturating_mul(per_prompt) {
+        // Before anything is made for each of them.
+        if self.answers_max < request.source.prompts().saturating_mul(per_prompt) {
             let message = format!(
                 "the request asks for more than {} answers; ask for fewer at once",
                 self.answers_max
             );
             return Err(ApiError::invalid(Some("n".into()), message));
         }
+        let (drafts, thinking) = self.drafts(&mut request)?;
         incoming.asked.call.note_model(&request.model);
         let runs = self.runs(incoming, &request, drafts)?;
         let ApiRequest { model, form, stream, .. } = request;
@@ -184,17 +185,14 @@ impl Prompter {
         let reading = Reading {
             start,
             calls: request.shape.calls.is_some(),
-            stops: converted.parsing_options.stop_sequences,
+            stops: converted.parsing_options.stop_sequences.into(),
         };
         let InferenceOptions { temperature, top_p, .. } = converted.inference_options;
-        let draft = Draft {
-            prompt,
-            output_tokens_max,
-            temperature: temperature.unwrap_or(1.0),
-            top_p: top_p.unwrap_or(1.0),
-            reading,
-            echo: None,
-        };
+        let (temperature, top_p) = (temperature.unwrap_or(1.0), top_p.unwrap_or(1.0));
+        if let Form::Responses(echo) = &mut request.form {
+            request::echo_drawn(&mut echo.fields, temperature, top_p);
+        }
+        let draft = Draft { prompt, output_tokens_max, temperature, top_p, reading, echo: None };
         Ok((vec![draft], thinking))
     }
 
@@ -208,7 +206,7 @@ impl Prompter {
         let conversation = &mut converted.conversation;
         let mut start = output_start(converted.parsing_options.thinking_initial_stage);
         match (&mut request.form, &request.shape.format) {
-            (Form::Messages, Format::JsonSchema(schema)) => {
+            (Form::Messages { .. }, Format::JsonSchema(schema)) => {
                 conversation.response_format = ResponseFormat::JsonSchema(schema.clone());
             }
             (Form::Responses(echo), _) => {
@@ -217,7 +215,7 @@ impl Prompter {
             }
             _ => {}
         }
-        if matches!(request.form, Form::Messages)
+        if matches!(request.form, Form::Messages { .. })
             && !conversation.thinking_mode
             && conversation.tools.is_empty()
             && let Some(InputMessage::Assistant { prefix, tool_calls: None, .. }) =
@@ -260,6 +258,10 @@ impl Prompter {
         for (prompt_index, draft) in drafts.into_iter().enumerate() {
             let names: Arc<[BlockName]> = block_names(&root, &draft.prompt).into();
             let constraint = self.constraint(&request.shape, draft.reading.start)?.map(Arc::new);
+            if constraint.is_some() && request.draws.ignore_end {
+                let message = "ignore_eos goes on behind the end that a format or held calls give the answer; leave one of them out";
+                return Err(ApiError::invalid(Some("ignore_eos".into()), message));
+            }
             for sample in 0..request.answers {
                 let id = (incoming.next_id)();
                 runs.push(Arc::new(Prepared {

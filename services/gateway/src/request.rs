@@ -29,7 +29,7 @@ mod tools;
 
 pub(crate) use draws::Draws;
 pub(crate) use effort::EffortNumber;
-pub(crate) use responses::REASONING_COPY;
+pub(crate) use responses::{REASONING_COPY, echo_drawn};
 pub(crate) use shape::{Format, InputFormat, Shape};
 
 /// The protocols of requests for answers.
@@ -69,6 +69,16 @@ pub(crate) enum Source {
     Plain(Plain),
 }
 
+impl Source {
+    /// How many prompts it has.
+    pub(crate) fn prompts(&self) -> usize {
+        match self {
+            Self::Chat(_) | Self::Messages(_) | Self::Responses(_) => 1,
+            Self::Plain(plain) => plain.prompts.len(),
+        }
+    }
+}
+
 /// Prompts of legacy completions.
 #[derive(Debug, Default)]
 pub(crate) struct Plain {
@@ -98,13 +108,32 @@ pub(crate) enum Form {
         include_usage: bool,
         /// Tools whose input is text and not JSON.
         custom_tools: Vec<String>,
+        repeated: Repeated,
     },
     Completions {
         include_usage: bool,
         echo: bool,
     },
-    Messages,
+    Messages {
+        thinking: ThinkingDisplay,
+    },
     Responses(Box<Echo>),
+}
+
+/// What a chat completion repeats of its request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Repeated {
+    /// The tier that served it, where the client asked for one.
+    pub(crate) service_tier: Option<&'static str>,
+    pub(crate) metadata: Option<Value>,
+}
+
+/// What of the reasoning an answer shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ThinkingDisplay {
+    Shown,
+    /// Only the opaque copy that the client gives back.
+    Omitted,
 }
 
 /// What a response object repeats of its request, and what a stored one keeps of it.
@@ -134,6 +163,9 @@ pub(crate) trait Memory {
 
     /// One item of a stored response, by its own id; none when it is not there (any more).
     fn item(&self, id: &str) -> Option<Value>;
+
+    /// Bytes that the items which one request refers to may have together.
+    fn recalled_bytes_max(&self) -> usize;
 }
 
 /// Reads a request for one of the models `names`.

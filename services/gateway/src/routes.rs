@@ -63,6 +63,7 @@ fn open_ai(router: Router<Arc<Shared>>, root: &str) -> Router<Arc<Shared>> {
         .route(&format!("{root}/completions"), post(answers::completions))
         .route(&format!("{root}/responses"), post(answers::responses))
         .route(&format!("{root}/responses/input_tokens"), post(tokens::count_input))
+        .route(&format!("{root}/responses/compact"), post(no_compaction))
         .route(&format!("{root}/responses/{{id}}/cancel"), post(stored::cancel))
         .route(&format!("{root}/responses/{{id}}"), get(stored::find).delete(stored::delete))
         .route(&format!("{root}/responses/{{id}}/input_items"), get(stored::input_items))
@@ -97,6 +98,11 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
         return (StatusCode::SERVICE_UNAVAILABLE, format!("{ended}\n")).into_response();
     }
     "ready\n".into_response()
+}
+
+async fn no_compaction() -> ApiError {
+    let message = "compaction is not supported by this server; send shorter input, or ask the model for a summary of it";
+    ApiError { code: "unsupported", ..ApiError::invalid(None, message) }
 }
 
 async fn unknown_path() -> ApiError {

@@ -1,10 +1,11 @@
 //! Responses that clients may refer to later: kept in memory, for a while, within bounds of bytes and number.
 //!
 //! What it is not: durable, or shared between routers. A response that is not there any more is refused by name, never
-//! answered as if it had not been referred to. A response belongs to the tenant whose request it answered. Those that are
-//! being made while nobody waits for them (`running`) are told beside the others, and are kept like them once they ended.
+//! answered as if it had not been referred to. A response belongs to the tenant whose request it answered, and leaves before its
+//! time when its tenant keeps most. Those that are being made while nobody waits for them (`running`) are told beside the others, and are kept like them once they ended.
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub(crate) struct StoredBounds {
     pub(crate) kept_for: Duration,
     /// Responses that are being made while nobody waits for them.
     pub(crate) running_max: usize,
+    /// Bytes that the items which one request refers to may have together.
+    pub(crate) recalled_bytes_max: usize,
 }
 
 /// All stored responses of this process.
@@ -56,15 +59,30 @@ pub(crate) struct ResponseStore {
 pub(crate) struct TenantResponses {
     store: Arc<ResponseStore>,
     tenant: TenantId,
+    tenancy: Tenancy,
+}
+
+/// Whether others keep responses here as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tenancy {
+    /// There is one tenant.
+    Sole,
+    /// There are several; none gets all that can run in the background.
+    Shared,
 }
 
 type Key = (TenantId, String);
 
 #[derive(Default)]
 struct Shelf {
-    entries: HashMap<Key, Entry>,
-    /// In order of storing; entries that were deleted stay until their turn.
-    order: VecDeque<Key>,
+    /// With their places in the order.
+    entries: HashMap<Key, (u64, Entry)>,
+    /// In order of storing.
+    order: BTreeMap<u64, Key>,
+    /// The place in the order that the next one gets.
+    next_place: u64,
+    /// What each tenant has here. None of them has nothing.
+    tenants: HashMap<TenantId, Held>,
     bytes: usize,
     /// Which response has the item of this id in its output.
     items: HashMap<Key, String>,
@@ -75,6 +93,14 @@ struct Entry {
     stored: Arc<Stored>,
     bytes: usize,
     until: Timestamp,
+}
+
+/// What one tenant has on the shelf.
+#[derive(Default)]
+struct Held {
+    bytes: usize,
+    /// Where its responses stand in the order.
+    places: BTreeSet<u64>,
 }
 
 impl ResponseStore {
@@ -106,7 +132,7 @@ impl ResponseStore {
         let now = self.clock.now();
         let mut shelf = self.shelf.lock();
         shelf.expire(now);
-        shelf.entries.get(key).map(|entry| Arc::clone(&entry.stored))
+        shelf.entries.get(key).map(|(_, entry)| Arc::clone(&entry.stored))
     }
 
     /// An item by its id: of the output of a response, or as the list of its input names it.
@@ -116,12 +142,13 @@ impl ResponseStore {
         shelf.expire(now);
         let (tenant, id) = key;
         if let Some(owner) = shelf.items.get(key) {
-            let entry = shelf.entries.get(&(tenant.clone(), owner.clone()))?;
+            let (_, entry) = shelf.entries.get(&(tenant.clone(), owner.clone()))?;
             let mut items = entry.stored.object["output"].as_array()?.iter();
             return items.find(|item| item["id"] == **id).cloned();
         }
         let (owner, index) = pages::input_of(id)?;
-        shelf.entries.get(&(tenant.clone(), owner.to_owned()))?.stored.input.get(index).cloned()
+        let (_, entry) = shelf.entries.get(&(tenant.clone(), owner.to_owned()))?;
+        entry.stored.input.get(index).cloned()
     }
 
     fn delete(&self, key: &Key) -> bool {
@@ -138,38 +165,60 @@ impl Shelf {
             return;
         }
         self.expire(now);
-        while bounds.bytes_max < self.bytes + entry.bytes
-            || bounds.responses_max <= self.order.len()
-        {
-            self.drop_oldest();
+        while bounds.bytes_max < self.bytes + entry.bytes {
+            let own = entry.bytes;
+            self.make_room(|tenant, held| held.bytes + if *tenant == key.0 { own } else { 0 });
         }
+        while bounds.responses_max <= self.entries.len() {
+            self.make_room(|tenant, held| held.places.len() + usize::from(*tenant == key.0));
+        }
+        let place = self.next_place;
+        self.next_place += 1;
         self.bytes += entry.bytes;
-        self.order.push_back(key.clone());
+        let held = self.tenants.entry(key.0.clone()).or_default();
+        held.bytes += entry.bytes;
+        held.places.insert(place);
+        self.order.insert(place, key.clone());
         for id in item_ids(&entry.stored) {
             self.items.insert((key.0.clone(), id.to_owned()), key.1.clone());
         }
-        let before = self.entries.insert(key, entry);
+        let before = self.entries.insert(key, (place, entry));
         assert!(before.is_none(), "ids of responses are unique");
     }
 
     /// All live equally long, so the oldest end first.
     fn expire(&mut self, now: Timestamp) {
-        while let Some(key) = self.order.front() {
-            if self.entries.get(key).is_some_and(|entry| now < entry.until) {
+        while let Some(key) = self.order.first_key_value().map(|(_, key)| key.clone()) {
+            if self.entries.get(&key).is_some_and(|(_, entry)| now < entry.until) {
                 return;
             }
-            self.drop_oldest();
+            self.forget(&key);
         }
     }
 
-    fn drop_oldest(&mut self) {
-        let key = self.order.pop_front().expect("what is held is in order");
+    /// Drops the oldest response of the tenant that has most, so that nobody's leave because somebody else stores much. Looks at
+    /// all tenants that have any; of two with as much, at the one whose oldest is older.
+    fn make_room(&mut self, share: impl Fn(&TenantId, &Held) -> usize) {
+        let most = self.tenants.iter().filter_map(|(tenant, held)| {
+            let oldest = *held.places.first()?;
+            Some((share(tenant, held), Reverse(oldest)))
+        });
+        let (_, Reverse(oldest)) = most.max().expect("what takes the room is some tenant's");
+        let key = self.order[&oldest].clone();
         self.forget(&key);
     }
 
     fn forget(&mut self, key: &Key) -> bool {
-        let Some(entry) = self.entries.remove(key) else { return false };
+        let Some((place, entry)) = self.entries.remove(key) else { return false };
         self.bytes -= entry.bytes;
+        self.order.remove(&place);
+        if let Some(held) = self.tenants.get_mut(&key.0) {
+            held.bytes -= entry.bytes;
+            held.places.remove(&place);
+            if held.places.is_empty() {
+                self.tenants.remove(&key.0);
+            }
+        }
         for id in item_ids(&entry.stored) {
             self.items.remove(&(key.0.clone(), id.to_owned()));
         }
@@ -178,8 +227,8 @@ impl Shelf {
 }
 
 impl TenantResponses {
-    pub(crate) fn new(store: Arc<ResponseStore>, tenant: TenantId) -> Self {
-        Self { store, tenant }
+    pub(crate) fn new(store: Arc<ResponseStore>, tenant: TenantId, tenancy: Tenancy) -> Self {
+        Self { store, tenant, tenancy }
     }
 
     /// Keeps a response; one that is larger than everything that may be kept is not.
@@ -213,6 +262,10 @@ impl Memory for TenantResponses {
     fn item(&self, id: &str) -> Option<Value> {
         self.store.find_item(&self.key(id))
     }
+
+    fn recalled_bytes_max(&self) -> usize {
+        self.store.bounds.recalled_bytes_max
+    }
 }
 
 /// The ids of the items of a response's output.
@@ -221,8 +274,8 @@ fn item_ids(stored: &Stored) -> impl Iterator<Item = &str> {
     items.filter_map(|item| item["id"].as_str())
 }
 
-/// Bytes of text in a value.
-fn weight(value: &Value) -> usize {
+/// Bytes of text in a value, and what stands for the structure around it.
+pub(crate) fn weight(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(list) => 16 + list.iter().map(weight).sum::<usize>(),
@@ -239,7 +292,7 @@ mod tests {
     use serde_json::json;
     use shared::{ManualClock, TenantId};
 
-    use super::{ResponseStore, Stored, StoredBounds, TenantResponses};
+    use super::{ResponseStore, Stored, StoredBounds, Tenancy, TenantResponses};
     use crate::request::Memory;
 
     fn stored(text: &str) -> Stored {
@@ -250,13 +303,15 @@ mod tests {
     fn store(bytes_max: usize, responses_max: usize) -> (Arc<ManualClock>, Arc<ResponseStore>) {
         let clock = Arc::new(ManualClock::new());
         let kept_for = Duration::from_secs(10);
-        let bounds = StoredBounds { bytes_max, responses_max, kept_for, running_max: 1 };
+        let (running_max, recalled_bytes_max) = (1, 1 << 20);
+        let bounds =
+            StoredBounds { bytes_max, responses_max, kept_for, running_max, recalled_bytes_max };
         let store = ResponseStore::new(bounds, Arc::clone(&clock) as _);
         (clock, Arc::new(store))
     }
 
     fn of(store: &Arc<ResponseStore>, tenant: &str) -> TenantResponses {
-        TenantResponses::new(Arc::clone(store), TenantId(Arc::from(tenant)))
+        TenantResponses::new(Arc::clone(store), TenantId(Arc::from(tenant)), Tenancy::Shared)
     }
 
     #[test]
@@ -307,5 +362,30 @@ mod tests {
         assert!(store.held().1 <= 20_000 && ours.find("bigger").is_some());
         ours.put("too big", stored(&"x".repeat(20_000)));
         assert!(ours.find("too big").is_none() && ours.find("bigger").is_some());
+    }
+
+    #[test]
+    fn who_keeps_most_makes_room() {
+        let (clock, store) = store(40_000, 6);
+        let (ours, theirs) = (of(&store, "a"), of(&store, "b"));
+        // By bytes: theirs are older and fewer.
+        theirs.put("t", stored(&"x".repeat(2_000)));
+        for index in 0..9 {
+            ours.put(&format!("big {index}"), stored(&"x".repeat(8_000)));
+            assert!(theirs.find("t").is_some() && store.held().1 <= 40_000);
+        }
+        // By number.
+        for index in 0..9 {
+            ours.put(&index.to_string(), stored("x"));
+            assert!(theirs.find("t").is_some() && store.held().0 <= 6);
+        }
+        // The one that is to be kept counts.
+        theirs.put("huge", stored(&"x".repeat(17_000)));
+        assert!(theirs.find("huge").is_some() && theirs.find("t").is_none());
+        assert!(ours.find("8").is_some(), "others keep what they have");
+        clock.advance(Duration::from_secs(10));
+        assert!(theirs.find("huge").is_none() && store.held() == (0, 0));
+        let shelf = store.shelf.lock();
+        assert!(shelf.order.is_empty() && shelf.tenants.is_empty());
     }
 }

@@ -10,6 +10,7 @@ use shared::{BLOCK_TOKENS, BlockName, TokenId};
 use crate::answer::{Bill, End};
 use crate::error::ApiError;
 use crate::output::Delta;
+use crate::request::REASONING_COPY;
 use crate::vocabulary::Vocabulary;
 
 mod chat;
@@ -131,11 +132,31 @@ struct Usage {
 #[derive(Serialize)]
 struct PromptDetails {
     cached_tokens: u32,
+    #[serde(flatten)]
+    none: NoPromptDetails,
 }
 
 #[derive(Serialize)]
 struct CompletionDetails {
     reasoning_tokens: u32,
+    #[serde(flatten)]
+    none: NoCompletionDetails,
+}
+
+/// What OpenAI's usage counts and this server has none of.
+#[derive(Default, Serialize)]
+struct NoPromptDetails {
+    audio_tokens: u32,
+    cache_write_tokens: u32,
+    image_tokens: u32,
+}
+
+/// As [`NoPromptDetails`], of answers.
+#[derive(Default, Serialize)]
+struct NoCompletionDetails {
+    accepted_prediction_tokens: u32,
+    audio_tokens: u32,
+    rejected_prediction_tokens: u32,
 }
 
 /// How the request started, for who wants to know whether the cache worked.
@@ -156,9 +177,13 @@ impl Usage {
             prompt_tokens: bill.prompt_tokens,
             completion_tokens: bill.completion_tokens,
             total_tokens: bill.prompt_tokens.saturating_add(bill.completion_tokens),
-            prompt_tokens_details: PromptDetails { cached_tokens: cached },
+            prompt_tokens_details: PromptDetails {
+                cached_tokens: cached,
+                none: NoPromptDetails::default(),
+            },
             completion_tokens_details: CompletionDetails {
                 reasoning_tokens: bill.reasoning_tokens,
+                none: NoCompletionDetails::default(),
             },
             prompt_cache_hit_tokens: cached,
             prompt_cache_miss_tokens: bill.prompt_tokens - cached,
@@ -194,6 +219,11 @@ pub(crate) fn prompt(
 fn call_id(head: &Head, answer: usize, call: usize) -> String {
     let hash = blake3::hash(format!("{}/{answer}/{call}", head.id).as_bytes());
     format!("{call:02}_{}", &hash.to_hex()[..24])
+}
+
+/// The opaque copy of reasoning that a client gives back.
+fn copy_of(text: &str) -> String {
+    format!("{REASONING_COPY}{text}")
 }
 
 /// An event without a name.

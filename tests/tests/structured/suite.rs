@@ -94,7 +94,8 @@ fn marked(schema: &Value, mark: &str) -> Value {
 fn accepts(compiler: &GrammarCompiler, schema: &Value, instances: &[String]) -> Option<Vec<bool>> {
     let grammar = Grammar::Json(schema.to_string());
     let compiled = Arc::new(compiler.compile(&grammar).ok()?);
-    let constraint = Arc::new(Constraint { grammar, trigger: Vec::new(), bound: None });
+    let constraint =
+        Arc::new(Constraint { grammar, trigger: Vec::new(), bound: None, barred: None });
     let follows = |instance: &String| {
         let vocabulary = compiler.vocabulary().tokens();
         let mut guide = Guide::new(Arc::clone(&constraint), &compiled, vocabulary, END);

@@ -13,7 +13,7 @@ use shared::TokenId;
 const SENTINEL: TokenId = TokenId(256);
 const REASONING_END: TokenId = TokenId(257);
 pub(super) const END: TokenId = TokenId(258);
-const MARKERS: Markers = Markers { reasoning_end: REASONING_END, sentinel: SENTINEL };
+pub(super) const MARKERS: Markers = Markers { reasoning_end: REASONING_END, sentinel: SENTINEL };
 
 pub(super) fn compiler() -> GrammarCompiler {
     let mut next = 0x100_u32;
@@ -63,16 +63,16 @@ fn leaves(mut guide: Guide, answer: &str) -> Option<usize> {
     None
 }
 
-struct Case<'a> {
-    name: &'a str,
-    format: AnswerFormat<'a>,
-    rules: CallRules<'a>,
-    beginning: Beginning,
-    members: &'a [&'a str],
-    others: &'a [&'a str],
+pub(super) struct Case<'a> {
+    pub(super) name: &'a str,
+    pub(super) format: AnswerFormat<'a>,
+    pub(super) rules: CallRules<'a>,
+    pub(super) beginning: Beginning,
+    pub(super) members: &'a [&'a str],
+    pub(super) others: &'a [&'a str],
 }
 
-fn check(compiler: &GrammarCompiler, case: &Case<'_>) {
+pub(super) fn check(compiler: &GrammarCompiler, case: &Case<'_>) {
     let constraint = constrain(case.format, Some(&case.rules), case.beginning, MARKERS);
     let constraint = Arc::new(constraint.expect("it is small").expect("something is fixed"));
     let compiled = compiler.compile(&constraint.grammar);
@@ -103,7 +103,7 @@ fn weather() -> Value {
     })
 }
 
-fn tool<'a>(name: &'a str, parameters: &'a Value, strict: bool) -> CallableTool<'a> {
+pub(super) fn tool<'a>(name: &'a str, parameters: &'a Value, strict: bool) -> CallableTool<'a> {
     CallableTool { name, parameters, strict, input: None }
 }
 
@@ -271,6 +271,8 @@ fn strict_calls_are_held_to_their_schema() {
         },
     );
     let thought = format!("Let me think.\n<b> {{}} ¶{whole}");
+    let hasty = format!("Let me think.{whole}¶{whole}");
+    let marked = format!("Let me § think.¶{whole}");
     check(
         &compiler,
         &Case {
@@ -279,7 +281,7 @@ fn strict_calls_are_held_to_their_schema() {
             rules,
             beginning: Beginning::Reasoning,
             members: &[&thought],
-            others: &[&whole, "only thoughts", "thoughts¶an answer"],
+            others: &[&whole, &hasty, &marked, "only thoughts", "thoughts¶an answer"],
         },
     );
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use engine::Stopper;
+use engine::{GRAMMAR_STACK_BYTES, Stopper};
 use parking_lot::{Condvar, Mutex};
 use shared::{Clock, ServeError, Timestamp};
 
@@ -162,7 +162,8 @@ impl Shared {
         let number = state.next_thread;
         state.next_thread += 1;
         let shared = Arc::clone(self);
-        let thread = Builder::new().name(format!("grammar-{number}"));
+        let thread =
+            Builder::new().name(format!("grammar-{number}")).stack_size(GRAMMAR_STACK_BYTES);
         let thread = thread.spawn(move || shared.work(number, masks_only))?;
         state.threads.insert(number, Seat { thread, masks_only });
         Ok(())

@@ -151,6 +151,32 @@ fn compilations_leave_a_thread_to_masks_and_are_bounded() {
 }
 
 #[test]
+fn compilations_may_go_deep() {
+    /// Takes one to four kibibytes of the stack for each level.
+    fn deep(levels: usize) -> usize {
+        let room = std::hint::black_box([levels; 128]);
+        let below = if levels == 0 { 0 } else { 1 + deep(levels - 1) };
+        below + std::hint::black_box(room)[0] - levels
+    }
+    let rig = Rig::new(2, 1, 1);
+    let (report, reported) = channel();
+    rig.pool.submit(Job {
+        kind: Kind::Begin,
+        limit: LIMIT,
+        stopper: None,
+        withdrawn: Box::new(|| None),
+        compute: Box::new(|| {
+            // Threads have 2 MiB where nobody says more.
+            let levels = 16 << 10;
+            assert_eq!(deep(levels), levels);
+            done()
+        }),
+        report: Box::new(move |guided| report.send(guided.err()).unwrap()),
+    });
+    assert_eq!(reported.recv_timeout(PATIENCE).unwrap(), done().err());
+}
+
+#[test]
 fn what_nobody_wants_any_more_is_not_compiled_and_holds_no_place() {
     let rig = Rig::new(2, 1, 1);
     let compiling = rig.call(Kind::Begin);

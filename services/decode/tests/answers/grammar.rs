@@ -27,7 +27,7 @@ fn rig(engine: &Arc<Engine>, slots: u32) -> Rig {
 }
 
 fn constrained(engine: &Engine, seed: u64, grammar: Grammar) -> DecodeRequest {
-    let constraint = Constraint { grammar, trigger: Vec::new(), bound: None };
+    let constraint = Constraint { grammar, trigger: Vec::new(), bound: None, barred: None };
     DecodeRequest {
         sampling: Sampling { seed, ..SAMPLED },
         constraint: Some(Arc::new(constraint)),
@@ -108,7 +108,7 @@ fn a_grammar_begins_behind_its_trigger_and_is_forced_behind_its_bound() {
     let (first, second) = (TokenId(40), TokenId(41));
     let asked = constrained(&engine, 5, code_grammar(0));
     let behind = |trigger: Vec<TokenId>, bound: Option<TokenId>, likely: TokenId| {
-        let constraint = Constraint { grammar: code_grammar(0), trigger, bound };
+        let constraint = Constraint { grammar: code_grammar(0), trigger, bound, barred: None };
         DecodeRequest {
             constraint: Some(Arc::new(constraint)),
             logit_bias: Arc::from([(likely, 100.0)]),
@@ -138,7 +138,16 @@ fn a_refused_grammar_ends_its_request_before_any_work() {
         let Err(ServeError::GrammarRefused { what }) = answer.end else { panic!("{answer:?}") };
         assert!(what.contains(named) && answer.report.is_none(), "{what}");
     }
-    assert_eq!((rig.stats().steps, rig.guide_stats().refused), (0, 3));
+    let barred = Some(TokenId(40));
+    for (trigger, bound) in [(vec![TokenId(40)], None), (vec![TokenId(41)], barred)] {
+        let constraint = Constraint { grammar: code_grammar(0), trigger, bound, barred };
+        let constraint = Some(Arc::new(constraint));
+        let asked = constrained(&engine, 1, code_grammar(0));
+        let answer = rig.answer(DecodeRequest { constraint, ..asked });
+        let Err(ServeError::GrammarRefused { what }) = answer.end else { panic!("{answer:?}") };
+        assert!(what.contains("barred"), "{what}");
+    }
+    assert_eq!((rig.stats().steps, rig.guide_stats().refused), (0, 5));
     let cancelled = rig.ask(constrained(&engine, 1, code_grammar(1)));
     cancelled.cancel();
     rig.rest();

@@ -12,6 +12,10 @@ use super::ebnf::Translated;
 use super::vocabulary::GrammarVocabulary;
 use super::{ebnf, regex, schema};
 
+/// The stack of a thread that compiles grammars. llguidance compiles by recursion; what clients may send takes up to about 60 MB of it:
+/// 10,000 Lark rules of which each is the next one (`tests/fuzz.rs` compiles the deepest). Pages that nothing needs take no memory.
+pub const GRAMMAR_STACK_BYTES: usize = 128 << 20;
+
 /// What one grammar may cost. The defaults keep a compilation below about 100 ms of computing, a mask below about 30 ms
 /// and a guide below about 40 MB, whatever the grammar is; source: the speeds that llguidance documents at its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +95,8 @@ impl GrammarCompiler {
         &self.vocabulary
     }
 
-    /// Compiles a grammar. Can take long; see [`GrammarLimits`].
+    /// Compiles a grammar. Can take long; see [`GrammarLimits`]. To be called on a stack of [`GRAMMAR_STACK_BYTES`] where the grammar
+    /// is of a client: a smaller one ends the process.
     ///
     /// # Errors
     /// Names the feature that is not supported, or what is malformed.
@@ -105,7 +110,7 @@ impl GrammarCompiler {
             Grammar::Json(schema) => schema::read(schema)?,
             Grammar::Regex(text) => TopLevelGrammar::from_lark(regex::translate(text)?),
             Grammar::Ebnf(text) => return self.compile_ebnf(grammar, text),
-            Grammar::Server(lark) => TopLevelGrammar::from_lark(lark.clone()),
+            Grammar::Server(text) => schema::server::read(text)?,
         };
         self.begin(grammar, top)
     }

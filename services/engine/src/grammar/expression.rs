@@ -94,16 +94,28 @@ impl Expression {
                 }
             }
             Self::Choice(parts) => {
+                let parts: Vec<Self> = parts.iter().map(Self::simplified).collect();
                 let mut seen = HashSet::new();
-                let mut parts: Vec<Self> = parts.iter().map(Self::simplified).collect();
-                parts.retain(|part| seen.insert(part.clone()));
-                Self::choice(parts).unwrap_or(Self::Empty)
+                let is_new: Vec<bool> = parts.iter().map(|part| seen.insert(part)).collect();
+                let kept = parts.into_iter().zip(is_new).filter(|(_, is_new)| *is_new);
+                Self::choice(kept.map(|(part, _)| part).collect()).unwrap_or(Self::Empty)
             }
             Self::Repeat { what, min, max } => match what.simplified() {
                 Self::Empty => Self::Empty,
                 what if (*min, *max) == (1, Some(1)) => what,
                 what => Self::Repeat { what: Box::new(what), min: *min, max: *max },
             },
+        }
+    }
+
+    /// Parts, characters and ranges: what a copy costs.
+    pub(super) fn size(&self) -> usize {
+        1 + match self {
+            Self::Empty | Self::Rule(_) => 0,
+            Self::Literal(signs) => signs.len(),
+            Self::Class(class) => class.ranges.len(),
+            Self::Sequence(parts) | Self::Choice(parts) => parts.iter().map(Self::size).sum(),
+            Self::Repeat { what, .. } => what.size(),
         }
     }
 

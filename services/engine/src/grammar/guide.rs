@@ -1,5 +1,6 @@
-//! One answer on its way through its grammar: the automaton of trigger and bound, then the grammar itself.
+//! One answer on its way through its grammar: the automaton of trigger, bound and bar, then the grammar itself.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use llguidance::{CancellationHandle, Matcher};
@@ -23,6 +24,14 @@ pub enum GuideError {
         /// What llguidance says.
         reason: String,
     },
+    /// More tokens were to be taken back than are remembered. The guide is as it was.
+    #[error("{tokens} tokens cannot be taken back, the last {remembered} can")]
+    Forgotten {
+        /// How many were to be taken back.
+        tokens: usize,
+        /// How many can be.
+        remembered: usize,
+    },
     /// No token at all is possible.
     #[error("no token follows the grammar at this place; simplify it")]
     DeadEnd,
@@ -40,7 +49,10 @@ impl Stopper {
     }
 }
 
-/// The state of one answer. See [`Constraint`] for what trigger and bound mean.
+/// Most tokens that a guide takes back. The engine rolls back by 12 at most, two verify steps; the rest costs a kilobyte.
+const ROLL_BACK_TOKENS_MAX: usize = 64;
+
+/// The state of one answer. See [`Constraint`] for what trigger, bound and barred mean.
 pub struct Guide {
     matcher: Matcher,
     stopper: Stopper,
@@ -48,6 +60,8 @@ pub struct Guide {
     /// For each length of a part of the trigger, the longest shorter one that ends it as well.
     borders: Vec<usize>,
     stage: Stage,
+    /// The stages before each of the last tokens, oldest first; at most [`ROLL_BACK_TOKENS_MAX`].
+    past: VecDeque<Stage>,
     end: TokenId,
     vocabulary: usize,
     mask: TokenMask,
@@ -84,6 +98,7 @@ impl Guide {
             borders: borders(&constraint.trigger),
             constraint,
             stage,
+            past: VecDeque::with_capacity(ROLL_BACK_TOKENS_MAX),
             end,
             vocabulary,
             mask: TokenMask::AllBut(vec![end]),
@@ -108,7 +123,10 @@ impl Guide {
     /// When the token was not possible.
     pub fn advance(&mut self, token: TokenId) -> Result<(), GuideError> {
         let trigger = &self.constraint.trigger;
-        self.stage = match self.stage {
+        let next = match self.stage {
+            Stage::Free(_) if self.constraint.barred == Some(token) => {
+                return Err(GuideError::Foreign { token });
+            }
             Stage::Free(_) if self.constraint.bound == Some(token) => Stage::Forced(0),
             Stage::Free(mut matched) => {
                 while 0 < matched && trigger[matched] != token {
@@ -137,6 +155,35 @@ impl Guide {
             }
             Stage::Over => Stage::Over,
         };
+        if self.past.len() == ROLL_BACK_TOKENS_MAX {
+            self.past.pop_front();
+        }
+        self.past.push_back(self.stage);
+        self.stage = next;
+        Ok(())
+    }
+
+    /// Takes back the last tokens, as if they had never been taken: for speculation, where some are found to be none of the
+    /// answer. Not called by the decode worker so far, which does not speculate. Microseconds; the mask is old until the next
+    /// [`Guide::refresh`].
+    ///
+    /// # Errors
+    /// When it took fewer tokens than that, or does not remember so many (64), or when the grammar cannot go back.
+    pub fn roll_back(&mut self, tokens: usize) -> Result<(), GuideError> {
+        let remembered = self.past.len();
+        let Some(kept) = remembered.checked_sub(tokens) else {
+            return Err(GuideError::Forgotten { tokens, remembered });
+        };
+        let Some(first) = self.past.get(kept).copied() else { return Ok(()) };
+        // The grammar knows of the tokens that it was shown: those between two of its own stages.
+        let after = self.past.range(kept + 1..).chain([&self.stage]);
+        let shown = self.past.range(kept..).zip(after);
+        let shown = shown.filter(|pair| *pair == (&Stage::Grammar, &Stage::Grammar)).count();
+        self.matcher
+            .rollback(shown)
+            .map_err(|error| GuideError::TooComplex { reason: one_line(&error) })?;
+        self.past.truncate(kept);
+        self.stage = first;
         Ok(())
     }
 
@@ -147,7 +194,10 @@ impl Guide {
     /// When the grammar goes beyond its limits, or nothing is possible.
     pub fn refresh(&mut self) -> Result<(), GuideError> {
         self.mask = match self.stage {
-            Stage::Free(_) => TokenMask::AllBut(vec![self.end]),
+            Stage::Free(_) => {
+                let barred = self.constraint.barred;
+                TokenMask::AllBut(std::iter::once(self.end).chain(barred).collect())
+            }
             Stage::Forced(next) => TokenMask::Only(self.constraint.trigger[next]),
             Stage::Over => TokenMask::AllBut(Vec::new()),
             Stage::Grammar => {

@@ -5,6 +5,8 @@ use serde_json::{Map, Value, json};
 
 use super::compile::GrammarRefusal;
 
+pub(super) mod server;
+
 /// White space between two parts of a value: room for a line and its indentation. Without a bound a model that has nothing to
 /// say writes spaces until its answer is as long as it may be, and all of it follows the schema.
 const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
@@ -50,19 +52,31 @@ const VALUES: [&str; 8] = [
 const INTEGER_MAX: u64 = 1 << 53;
 /// Different references of one schema.
 const REFERENCES_MAX: usize = 4_096;
+/// Schemas inside of schemas, those of the whole and of all that is referred to added up. llguidance follows them by recursion, a
+/// reference where it meets it first, on a stack of [`GRAMMAR_STACK_BYTES`](super::compile::GRAMMAR_STACK_BYTES); 2 MiB were too little
+/// for 700 references in a row, and for 440 schemas inside of schemas.
+const LEVELS_MAX: usize = 8_000;
 
 /// Reads a schema.
 ///
 /// # Errors
 /// When the text is no JSON, sets options of the engine, or says what would not be held to.
 pub(super) fn read(text: &str) -> Result<TopLevelGrammar, GrammarRefusal> {
-    let mut schema: Value = serde_json::from_str(text)
+    let schema: Value = serde_json::from_str(text)
         .map_err(|error| GrammarRefusal::new(format!("json: the schema is not JSON: {error}")))?;
+    prepared(schema).map(TopLevelGrammar::from_json_schema)
+}
+
+/// Checks a schema and completes it by what llguidance is to be told.
+///
+/// # Errors
+/// When it sets options of the engine, or says what would not be held to.
+pub(super) fn prepared(mut schema: Value) -> Result<Value, GrammarRefusal> {
     if schema.get("x-guidance").is_some() {
         // The engine's own options are no client's to set.
         return Err(not_supported("x-guidance"));
     }
-    let mut check = Check { references: Vec::new(), nested_id: false };
+    let mut check = Check { references: Vec::new(), nested_id: false, level: 0, deepest: 0 };
     check.schema(&schema, Depth::Root)?;
     check.referred(&schema)?;
     if schema == Value::Bool(true) {
@@ -73,7 +87,7 @@ pub(super) fn read(text: &str) -> Result<TopLevelGrammar, GrammarRefusal> {
         let options = json!({"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES});
         members.insert("x-guidance".to_owned(), options);
     }
-    Ok(TopLevelGrammar::from_json_schema(schema))
+    Ok(schema)
 }
 
 fn not_supported(keyword: &str) -> GrammarRefusal {
@@ -92,11 +106,16 @@ struct Check<'a> {
     references: Vec<&'a str>,
     /// Whether references inside of a part may be meant relative to that part.
     nested_id: bool,
+    /// How many schemas the one that is looked at is inside of, and the most so far.
+    level: usize,
+    deepest: usize,
 }
 
 impl<'a> Check<'a> {
     fn schema(&mut self, schema: &'a Value, depth: Depth) -> Result<(), GrammarRefusal> {
         let Value::Object(members) = schema else { return Ok(()) };
+        self.level += 1;
+        self.deepest = self.deepest.max(self.level);
         for (keyword, value) in members {
             let keyword = keyword.as_str();
             let refused = NOT_SERVED.contains(&keyword)
@@ -124,15 +143,12 @@ impl<'a> Check<'a> {
                 _ => {}
             }
         }
+        self.level -= 1;
         Ok(())
     }
 
     fn reference(&mut self, reference: &'a str) -> Result<(), GrammarRefusal> {
-        if reference.contains(['%', '~']) {
-            // They are looked up as they are spelled, which may be something else.
-            let text = format!("json: the $ref {reference} is escaped; rename what it refers to");
-            return Err(GrammarRefusal::new(text));
-        }
+        check_reference(reference)?;
         if !self.references.contains(&reference) {
             if self.references.len() == REFERENCES_MAX {
                 let text = format!("json: more than {REFERENCES_MAX} different references");
@@ -145,12 +161,21 @@ impl<'a> Check<'a> {
 
     /// What is referred to need not be at a place of a schema.
     fn referred(mut self, root: &'a Value) -> Result<(), GrammarRefusal> {
+        let mut levels = self.deepest;
         let mut next = 0;
         while let Some(reference) = self.references.get(next) {
             next += 1;
+            self.deepest = 0;
             let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
             if let Some(target) = target {
                 self.schema(target, Depth::Inner)?;
+            }
+            levels += 1 + self.deepest;
+            if LEVELS_MAX < levels {
+                let text = format!(
+                    "json: schemas inside of schemas, with all that they refer to, deeper than {LEVELS_MAX}"
+                );
+                return Err(GrammarRefusal::new(text));
             }
         }
         if self.nested_id && !self.references.is_empty() {
@@ -160,6 +185,15 @@ impl<'a> Check<'a> {
         }
         Ok(())
     }
+}
+
+/// Refuses an escaped reference: it would be looked up as it is spelled, which may be something else.
+pub(super) fn check_reference(reference: &str) -> Result<(), GrammarRefusal> {
+    if reference.contains(['%', '~']) {
+        let text = format!("json: the $ref {reference} is escaped; rename what it refers to");
+        return Err(GrammarRefusal::new(text));
+    }
+    Ok(())
 }
 
 /// Names that are not required may come twice, and are one then.

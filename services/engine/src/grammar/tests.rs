@@ -3,6 +3,7 @@
 mod dialects;
 mod fuzz;
 mod lexemes;
+mod roll_back;
 mod schemas;
 
 use std::sync::Arc;
@@ -45,7 +46,7 @@ fn guide_with(compiler: &GrammarCompiler, constraint: Constraint) -> Result<Guid
 }
 
 fn guide(compiler: &GrammarCompiler, grammar: Grammar) -> Result<Guide, String> {
-    guide_with(compiler, Constraint { grammar, trigger: Vec::new(), bound: None })
+    guide_with(compiler, Constraint { grammar, trigger: Vec::new(), bound: None, barred: None })
 }
 
 /// Whether an answer is possible, token by token, to its end.
@@ -193,7 +194,8 @@ fn members(
 ) -> Result<Vec<String>, String> {
     let compiled = compiler.compile(&grammar).map_err(|refusal| refusal.to_string())?;
     let compiled = Arc::new(compiled);
-    let constraint = Arc::new(Constraint { grammar, trigger: Vec::new(), bound: None });
+    let constraint =
+        Arc::new(Constraint { grammar, trigger: Vec::new(), bound: None, barred: None });
     let mut found = Vec::new();
     for text in texts {
         let mut guide = Guide::new(Arc::clone(&constraint), &compiled, 258, END);
@@ -366,7 +368,7 @@ fn the_grammar_begins_behind_its_trigger() {
     let grammar = Grammar::Regex("ok".to_owned());
     let id = |sign: u8| TokenId(sign.into());
     let trigger = vec![id(b'a'), id(b'a'), id(b'b')];
-    let constraint = Constraint { grammar, trigger, bound: None };
+    let constraint = Constraint { grammar, trigger, bound: None, barred: None };
     let mut guide = guide_with(&compiler, constraint.clone()).unwrap();
     for sign in *b"xaaab" {
         assert!(guide.mask().allows(id(sign)) && guide.mask().allows(SENTINEL));
@@ -389,6 +391,44 @@ fn the_grammar_begins_behind_its_trigger() {
     guide.refresh().unwrap();
     assert!(guide.mask().allows(id(b'o')));
     assert!(guide.advance(id(b'x')).is_err(), "a token that does not follow is told");
+}
+
+#[test]
+fn what_is_barred_is_possible_behind_the_trigger_only() {
+    let compiler = compiler();
+    let id = |sign: u8| TokenId(sign.into());
+    let grammar = Grammar::Server(format!("start: \"<\" <[{}]>", SENTINEL.0));
+    let constraint = Constraint {
+        grammar,
+        trigger: vec![id(b'a'), id(b'b')],
+        bound: None,
+        barred: Some(SENTINEL),
+    };
+    let mut guide = guide_with(&compiler, constraint).unwrap();
+    for sign in *b"<aab" {
+        assert!(guide.mask().allows(id(sign)));
+        assert!(!guide.mask().allows(SENTINEL) && !guide.mask().allows(END));
+        guide.advance(id(sign)).unwrap();
+        guide.refresh().unwrap();
+    }
+    for token in [id(b'<'), SENTINEL, END] {
+        assert!(guide.mask().allows(token), "{token} follows the grammar");
+        guide.advance(token).unwrap();
+        guide.refresh().unwrap();
+    }
+}
+
+#[test]
+fn a_token_that_was_barred_does_not_follow() {
+    let compiler = compiler();
+    let constraint = Constraint {
+        grammar: Grammar::Regex("ok".to_owned()),
+        trigger: vec![TokenId(b'a'.into())],
+        bound: None,
+        barred: Some(SENTINEL),
+    };
+    let mut guide = guide_with(&compiler, constraint).unwrap();
+    assert!(guide.advance(SENTINEL).is_err());
 }
 
 #[test]

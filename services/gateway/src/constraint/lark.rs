@@ -1,9 +1,7 @@
-//! Pieces of Lark text. Everything that comes from a client is written as numbers of characters, as JSON, or between slashes that
-//! nothing in it can close, so that nothing of it can be read as Lark.
+//! Pieces of Lark text. Everything that comes from a client is written as numbers of characters, or between slashes that nothing in it
+//! can close, so that nothing of it can be read as Lark.
 
 use std::fmt::Write;
-
-use serde_json::Value;
 
 /// A terminal of exactly this text, to stand in a rule. The text is not empty.
 pub(super) fn exactly(text: &str) -> String {
@@ -43,13 +41,4 @@ pub(super) fn expression(text: &str) -> String {
 /// A character that a terminal may hold: a line feed would end it.
 fn between_slashes(sign: char) -> String {
     if sign.is_control() { format!("\\x{{{:X}}}", u32::from(sign)) } else { sign.to_string() }
-}
-
-/// A value of a schema, to stand in a rule. The engine's own options are no client's to set, so they are left out.
-pub(super) fn json(schema: &Value) -> String {
-    let mut schema = schema.clone();
-    if let Some(map) = schema.as_object_mut() {
-        map.remove("x-guidance");
-    }
-    format!("%json {schema}")
 }

@@ -24,6 +24,7 @@ fn a_format_begins_behind_the_reasoning() {
         {
             let made = constrain(format, None, beginning, MARKERS).unwrap().unwrap();
             assert_eq!((made.grammar, made.trigger, made.bound), (grammar.clone(), trigger, None));
+            assert_eq!(made.barred, None, "nothing is to be called");
         }
     }
     assert_eq!(constrain(AnswerFormat::Free, None, Beginning::Reasoning, MARKERS), Ok(None));
@@ -45,6 +46,17 @@ fn tools_constrain_when_something_about_them_is_fixed() {
         let constraint = made(required, single, strict, AnswerFormat::Free).unwrap().unwrap();
         let Grammar::Server(text) = constraint.grammar else { panic!("the server's own") };
         assert!(text.contains("<[9]>") && !text.contains('\r'));
+    }
+    let tools =
+        vec![CallableTool { name: "look", parameters: &parameters, strict: true, input: None }];
+    let rules = CallRules { tools, required: false, single: false };
+    for (beginning, barred) in [
+        (Beginning::Reasoning, Some(MARKERS.sentinel)),
+        (Beginning::Answer, None),
+        (Beginning::Calls, None),
+    ] {
+        let made = constrain(AnswerFormat::Free, Some(&rules), beginning, MARKERS);
+        assert_eq!(made.unwrap().unwrap().barred, barred, "{beginning:?}");
     }
     let refused = made(false, false, false, AnswerFormat::Regex("a"));
     assert_eq!(refused, Err(ConstraintError::WithTools { format: "a regex" }));

@@ -2,7 +2,12 @@
 //!
 //! What goes out, joined, is always one JSON value. Strings, lists and objects go out as they come, for as long as they are
 //! the beginning of some value; from the first byte that cannot follow, the rest is dropped and what is open is closed.
-//! Numbers and words are short: they wait for their end, and go out as a string when they are none.
+//! Numbers and words are short: they wait for their end, and go out as a string when they are none. What parsers would refuse although
+//! it is JSON is put right on the way ([`fitted`]).
+
+use fitted::Fitted;
+
+mod fitted;
 
 /// Lists and objects within each other: as many as common parsers take.
 const DEPTH_MAX: usize = 100;
@@ -13,6 +18,7 @@ pub(super) struct JsonValue {
     /// A number or a word, or white space before the value.
     waiting: String,
     shape: Option<Shape>,
+    fitted: Fitted,
     broken: bool,
 }
 
@@ -37,7 +43,7 @@ impl JsonValue {
                 return;
             }
             if shape.take(character) {
-                out.push(character);
+                self.fitted.push(character, out);
             } else {
                 self.broken = true;
             }
@@ -45,9 +51,14 @@ impl JsonValue {
     }
 
     /// Ends the value and appends what it lacks.
-    pub(super) fn end(self, out: &mut String) {
+    pub(super) fn end(mut self, out: &mut String) {
         match self.shape {
-            Some(shape) => shape.complete(out),
+            Some(shape) => {
+                let mut rest = String::new();
+                shape.complete(&mut rest);
+                rest.chars().for_each(|character| self.fitted.push(character, out));
+                self.fitted.end(out);
+            }
             None => {
                 let text = self.waiting.trim();
                 if serde_json::from_str::<serde_json::Value>(text).is_ok() {
@@ -63,6 +74,8 @@ impl JsonValue {
     pub(super) fn break_off(self, out: &mut String) {
         if self.shape.is_none() {
             out.push_str(self.waiting.trim_start());
+        } else {
+            out.push_str(self.fitted.held());
         }
     }
 }
@@ -324,6 +337,33 @@ mod tests {
                     let parsed: Result<Value, _> = serde_json::from_str(&got);
                     assert!(parsed.is_ok(), "{cut} {damage} {rest}: {got}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_parser_holds_is_put_right() {
+        let digits = "9".repeat(400);
+        let cases = [
+            (
+                r#"["\ud83d", "\ude00x", "\ud83d\ud83d\ude00", "\ud83d\n"]"#.to_owned(),
+                r#"["\ufffd", "\ufffdx", "\ufffd\ud83d\ude00", "\ufffd\n"]"#.to_owned(),
+            ),
+            (r#""\uD83D"#.to_owned(), r#""\ufffd""#.to_owned()),
+            (r#"{"\ud83d": "\ud8"#.to_owned(), r#"{"\ufffd": "\ufffd"}"#.to_owned()),
+            (r#"{"\uDFFF": 1}"#.to_owned(), r#"{"\ufffd": 1}"#.to_owned()),
+            ("[1e999, -2.5E+400, 1e5]".to_owned(), "[1e308, -2.5e307, 1e5]".to_owned()),
+            ("[0.0001e310, 1e-999, 0e99]".to_owned(), "[0.0001e310, 1e-999, 0e99]".to_owned()),
+            (format!("[{digits}]"), format!("[{}]", "9".repeat(308))),
+            (format!("[1{}]", "0".repeat(308)), format!("[1{}]", "0".repeat(308))),
+            (format!("[{digits}.5e9"), format!("[{}.5e0]", "9".repeat(308))),
+            ("1e999".to_owned(), "\"1e999\"".to_owned()),
+        ];
+        for (text, expected) in cases {
+            for cut in (0..=text.len()).filter(|cut| text.is_char_boundary(*cut)) {
+                let got = whole(&[&text[..cut], &text[cut..]]);
+                assert_eq!(got, expected, "{text} at {cut}");
+                assert!(serde_json::from_str::<Value>(&got).is_ok(), "{got}");
             }
         }
     }

@@ -220,7 +220,7 @@ impl ContentText {
 pub(super) struct Needle {
     bytes: Box<[u8]>,
     /// For each length, the longest shorter beginning that is also its end.
-    borders: Box<[usize]>,
+    borders: Box<[u16]>,
     matched: usize,
 }
 
@@ -231,10 +231,11 @@ impl Needle {
         let mut border = 0;
         for index in 1..bytes.len() {
             while border > 0 && bytes[index] != bytes[border] {
-                border = borders[border - 1];
+                border = usize::from(borders[border - 1]);
             }
             border += usize::from(bytes[index] == bytes[border]);
-            borders[index] = border;
+            borders[index] =
+                u16::try_from(border).expect("a longer one is refused with the request");
         }
         Self { bytes: bytes.into(), borders: borders.into(), matched: 0 }
     }
@@ -251,7 +252,7 @@ impl Needle {
     /// The length of the string, once it is complete. To be restarted then.
     pub(super) fn feed(&mut self, byte: u8) -> Option<usize> {
         while self.matched > 0 && self.bytes[self.matched] != byte {
-            self.matched = self.borders[self.matched - 1];
+            self.matched = usize::from(self.borders[self.matched - 1]);
         }
         self.matched += usize::from(self.bytes[self.matched] == byte);
         (self.matched == self.bytes.len()).then_some(self.matched)

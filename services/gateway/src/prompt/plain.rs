@@ -26,6 +26,10 @@ impl Memory for Forgetful {
     fn item(&self, _id: &str) -> Option<Value> {
         None
     }
+
+    fn recalled_bytes_max(&self) -> usize {
+        0
+    }
 }
 
 impl Prompter {
@@ -36,6 +40,7 @@ impl Prompter {
         request: &ApiRequest,
     ) -> Result<Vec<Draft>, ApiError> {
         let echo = matches!(request.form, Form::Completions { echo: true, .. });
+        let stops: Arc<[String]> = plain.stops.as_slice().into();
         let mut drafts = Vec::with_capacity(plain.prompts.len());
         for prompt in &plain.prompts {
             let ids = match (prompt, &plain.suffix) {
@@ -61,7 +66,7 @@ impl Prompter {
                 reading: Reading {
                     start: OutputStart::ContentContinued,
                     calls: false,
-                    stops: plain.stops.clone(),
+                    stops: Arc::clone(&stops),
                 },
                 echo: shown,
             });
@@ -124,6 +129,10 @@ impl Prompter {
     /// What the client has to change, or an internal error.
     pub(crate) fn tokens_of(&self, body: &[u8]) -> Result<Arc<[TokenId]>, ApiError> {
         let mut fields = self.fields(body)?;
+        if fields.get("return_token_strs") == Some(&Value::Bool(true)) {
+            let message = "return_token_strs is not supported by this server; detokenize the ids";
+            return Err(ApiError::unsupported("return_token_strs", message));
+        }
         if fields.contains_key("messages") {
             let body = Value::Object(fields).to_string().into_bytes();
             let mut request = request::parse(Protocol::Chat, &body, &self.model.names, &Forgetful)?;

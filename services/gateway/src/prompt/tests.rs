@@ -61,6 +61,10 @@ impl Memory for Nothing {
     fn item(&self, _id: &str) -> Option<Value> {
         None
     }
+
+    fn recalled_bytes_max(&self) -> usize {
+        0
+    }
 }
 
 /// The plan for a request of any protocol; its runs have ids from `first` on.

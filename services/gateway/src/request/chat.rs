@@ -9,10 +9,10 @@ use deepseek_recipe::openai::chat_completion::request::{
 use serde_json::{Value, json};
 
 use super::draws::{self, Draws};
-use super::fields::{Fields, unsupported, wrong};
+use super::fields::{Fields, holds_something, unsupported, wrong};
 use super::shape::{self, Format, Shape};
 use super::tools::{self, Choice, Tool};
-use super::{ApiRequest, Form, Source, effort};
+use super::{ApiRequest, Form, Repeated, Source, effort};
 use crate::error::ApiError;
 
 /// # Errors
@@ -26,8 +26,7 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
     let mut draws = Draws::read(&mut fields)?;
     draws.logprobs = draws::read_logprobs(&mut fields)?;
     draws.tell_ids = draws::read_tell_ids(&mut fields)?;
-    let effort = effort::read(take_effort(&mut fields), "reasoning_effort")?;
-    let thinking = read_thinking(&mut fields)?;
+    let (effort, thinking) = read_thinking(&mut fields)?;
     let (Tools { tools, custom }, choice) = read_tools(&mut fields)?;
     let single = fields.read_flag("parallel_tool_calls")? == Some(false);
     let calls = tools::rules(&tools, &choice, single)?;
@@ -64,7 +63,11 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
     Ok(ApiRequest {
         model,
         source: Source::Chat(Box::new(recipe)),
-        form: Form::Chat { include_usage, custom_tools: custom },
+        form: Form::Chat {
+            include_usage,
+            custom_tools: custom,
+            repeated: read_repeated(&mut fields),
+        },
         stream,
         answers: draws::read_answers(&mut fields)?,
         draws,
@@ -82,28 +85,58 @@ fn read_tokens_max(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     Ok(new.or(old))
 }
 
-/// The effort, also in the form that routers of other vendors have.
-fn take_effort(fields: &mut Fields) -> Option<Value> {
-    let nested = fields.take("reasoning").and_then(|mut value| {
-        value.get_mut("effort").map(Value::take).filter(|effort| !effort.is_null())
-    });
-    fields.take("reasoning_effort").or(nested)
-}
-
-/// DeepSeek's switch, or the one that clients of other servers pass to the template.
-fn read_thinking(fields: &mut Fields) -> Result<Option<ChatCompletionThinking>, ApiError> {
+/// How much to think, and whether: DeepSeek's members before those of others.
+fn read_thinking(
+    fields: &mut Fields,
+) -> Result<(Option<effort::Effort>, Option<ChatCompletionThinking>), ApiError> {
     let wanted = r#"an object like {"type": "enabled"} or {"type": "disabled"}"#;
     let thinking = fields.read::<ChatCompletionThinking>("thinking", wanted)?;
-    let Some(template) = fields.take("chat_template_kwargs") else { return Ok(thinking) };
-    let wanted = r#"an object like {"thinking": true}"#;
-    let mut template =
-        Fields::within(template).ok_or_else(|| wrong("chat_template_kwargs", wanted))?;
-    let mut switch = template.read_flag("thinking")?;
-    switch = switch.or(template.read_flag("enable_thinking")?);
-    let kind = switch.map(|on| if on { "enabled" } else { "disabled" });
+    let (template, routed) = (read_template(fields)?, read_routed(fields)?);
+    let effort = fields.take("reasoning_effort").or(template.effort).or(routed.effort);
+    let kind = template.on.or(routed.on).map(|on| if on { "enabled" } else { "disabled" });
     let switched = kind
         .map(|kind| serde_json::from_value(json!({"type": kind})).expect("the crate's own words"));
-    Ok(thinking.or(switched))
+    Ok((effort::read(effort, "reasoning_effort")?, thinking.or(switched)))
+}
+
+/// What another server's form says about thinking.
+#[derive(Default)]
+struct Wish {
+    effort: Option<Value>,
+    on: Option<bool>,
+}
+
+/// What clients of other servers pass to the template. The template here has nothing else to be told.
+fn read_template(fields: &mut Fields) -> Result<Wish, ApiError> {
+    let name = "chat_template_kwargs";
+    let Some(template) = fields.take(name) else { return Ok(Wish::default()) };
+    let wanted = r#"an object like {"thinking": true}"#;
+    let mut template = Fields::within(template).ok_or_else(|| wrong(name, wanted))?;
+    let (first, second) = (template.read_flag("thinking")?, template.read_flag("enable_thinking")?);
+    Ok(Wish { effort: template.take("reasoning_effort"), on: first.or(second) })
+}
+
+/// The form that routers of other vendors have.
+fn read_routed(fields: &mut Fields) -> Result<Wish, ApiError> {
+    let name = "reasoning";
+    let Some(routed) = fields.take(name) else { return Ok(Wish::default()) };
+    let wanted = r#"an object like {"effort": "high"}"#;
+    let mut routed = Fields::within(routed).ok_or_else(|| wrong(name, wanted))?;
+    for member in ["exclude", "max_tokens"] {
+        if routed.take(member).is_some_and(|value| holds_something(&value)) {
+            let advice = "leave it out; the effort says how much is thought";
+            return Err(unsupported(&format!("{name}.{member}"), advice));
+        }
+    }
+    Ok(Wish { effort: routed.take("effort"), on: routed.read_flag("enabled")? })
+}
+
+/// What the answer repeats. There is one tier, which is told to who asks for one.
+fn read_repeated(fields: &mut Fields) -> Repeated {
+    Repeated {
+        service_tier: fields.take("service_tier").map(|_| "default"),
+        metadata: fields.take("metadata"),
+    }
 }
 
 /// The tools of a request.
@@ -175,7 +208,7 @@ fn read_messages(fields: &mut Fields) -> Result<Vec<ChatCompletionRequestMessage
     let mut messages = Vec::with_capacity(list.len());
     for (index, mut value) in list.into_iter().enumerate() {
         let place = format!("messages[{index}]");
-        refuse_media(&value, &place)?;
+        refuse_unread(&value, &place)?;
         adapt(&mut value);
         let message = serde_json::from_value(value).map_err(|error| {
             let message = format!("{place} is malformed: {error}");
@@ -186,10 +219,21 @@ fn read_messages(fields: &mut Fields) -> Result<Vec<ChatCompletionRequestMessage
     Ok(messages)
 }
 
-fn refuse_media(message: &Value, place: &str) -> Result<(), ApiError> {
+/// Refuses what the prompt would not have.
+fn refuse_unread(message: &Value, place: &str) -> Result<(), ApiError> {
     if message["role"] == "function" {
         let advice = "the role function is not supported; use tools and the role tool";
         return Err(ApiError::unsupported(place, advice));
+    }
+    for (member, advice) in [
+        ("function_call", "use tool_calls"),
+        ("audio", "send its text as content"),
+        ("task", "leave it out; the tokens of such tasks are not served"),
+    ] {
+        if holds_something(&message[member]) {
+            let message = format!("{place}.{member} is not supported by this server; {advice}");
+            return Err(ApiError::unsupported(place, message));
+        }
     }
     let Some(Value::Array(parts)) = message.get("content") else { return Ok(()) };
     let texts = ["text", "refusal"];
@@ -270,6 +314,13 @@ fn adapt_custom(call: &mut Value) {
 /// Answers 400 to what would otherwise be ignored silently and change what the client gets.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse(&["functions", "function_call", "audio", "web_search_options"])?;
+    // Other servers' ways to leave the template or to change what is shown.
+    fields.refuse(&["continue_final_message", "documents", "echo"])?;
+    for name in ["add_generation_prompt", "include_reasoning"] {
+        if fields.read_flag(name)? == Some(false) {
+            return Err(unsupported(name, "leave it out or set it to true"));
+        }
+    }
     if fields.take("modalities").is_some_and(|kinds| kinds != json!(["text"])) {
         return Err(unsupported("modalities", "leave it out or set it to [\"text\"]"));
     }

@@ -44,7 +44,8 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
         top_p: fields.read_top_p()?,
         stops: fields.read_stops("stop")?,
     };
-    let format = shape::read_extensions(&mut fields)?.unwrap_or_default();
+    let described = fields.take("response_format").map(shape::read_response_format).transpose()?;
+    let format = shape::read_extensions(&mut fields)?.or(described).unwrap_or_default();
     Ok(ApiRequest {
         model,
         source: Source::Plain(plain),

@@ -86,8 +86,10 @@ fn refuse_others(fields: &mut Fields) -> Result<bool, ApiError> {
         "include_stop_str_in_output",
         "logprob_token_ids",
         "logits_processors",
+        "no_stop_trim",
         "prompt_logprobs",
         "return_tokens_as_token_ids",
+        "stop_regex",
         "truncate_prompt_tokens",
         "use_beam_search",
     ])?;

@@ -26,6 +26,8 @@ struct StreamOptions {
 /// The most output tokens the API takes, and the most stop strings. Source: DeepSeek's API rules.
 pub(super) const OUTPUT_TOKENS_MAX: u64 = 393_216;
 const STOPS_MAX: usize = 16;
+/// Longest stop string in bytes: what clients send is a word or a line, and each answer of a request looks for all of them.
+pub(super) const STOP_BYTES_MAX: usize = 1_024;
 
 impl Fields {
     /// # Errors
@@ -123,13 +125,14 @@ impl Fields {
 
     /// Stop strings: one, or a list.
     pub(super) fn read_stops(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
-        let wanted = "a string, or a list of at most 16 strings, none of them empty";
+        let wanted = "a string, or a list of at most 16 strings, each of 1 to 1024 bytes";
         let stops = match self.take(name) {
             None => return Ok(Vec::new()),
             Some(Value::String(stop)) => vec![stop],
             Some(list) => serde_json::from_value(list).map_err(|_| wrong(name, wanted))?,
         };
-        if STOPS_MAX < stops.len() || stops.iter().any(String::is_empty) {
+        let fits = |stop: &String| (1..=STOP_BYTES_MAX).contains(&stop.len());
+        if STOPS_MAX < stops.len() || !stops.iter().all(fits) {
             return Err(wrong(name, wanted));
         }
         Ok(stops)

@@ -5,16 +5,19 @@ use serde_json::{Map, Value, json};
 
 use super::draws::Draws;
 use super::effort::{self, Effort};
-use super::fields::{Fields, unsupported, wrong};
+use super::fields::{Fields, wrong};
 use super::shape::{self, Format, Shape};
 use super::tools::{self, Choice, Tool};
-use super::{ApiRequest, Form, Source};
+use super::{ApiRequest, Form, Source, ThinkingDisplay};
 use crate::error::ApiError;
+
+mod blocks;
 
 /// # Errors
 /// The first field that is malformed, out of range or not supported.
 pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiError> {
     let isolation = fields.read_isolation(&["metadata", "user_id"])?;
+    fields.refuse(&["mcp_servers"])?;
     let wanted = "an integer, at least 1";
     let tokens_max: u64 =
         fields.read("max_tokens", wanted)?.ok_or_else(|| wrong("max_tokens", wanted))?;
@@ -26,7 +29,7 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
     draws.logprobs = None;
     let messages = read_messages(&mut fields)?;
     let (effort, format) = read_output_config(&mut fields)?;
-    let thinking = read_thinking(&mut fields)?;
+    let (thinking, display) = read_thinking(&mut fields)?;
     let (tools, declared) = read_tools(&mut fields)?;
     let (choice, single) = read_choice(fields.take("tool_choice"))?;
     let calls = tools::rules(&tools, &choice, single)?;
@@ -52,7 +55,7 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
     Ok(ApiRequest {
         model,
         source: Source::Messages(Box::new(recipe)),
-        form: Form::Messages,
+        form: Form::Messages { thinking: display },
         stream,
         answers: 1,
         draws,
@@ -89,16 +92,28 @@ fn read_output_config(fields: &mut Fields) -> Result<(Option<Effort>, Format), A
     Ok((effort, format))
 }
 
-/// `between_tools` is thinking like any other to this model.
-fn read_thinking(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
-    let wanted = r#"an object whose type is enabled, adaptive, between_tools or disabled"#;
-    let Some(value) = fields.take("thinking") else { return Ok(None) };
-    let kind = match value["type"].as_str() {
+/// Whether to think, and how the thinking is shown. `between_tools` is thinking like any other to this model; it is told an
+/// effort and no budget, so that the budget, which clients have to send, is checked and no more.
+fn read_thinking(fields: &mut Fields) -> Result<(Option<Value>, ThinkingDisplay), ApiError> {
+    let name = "thinking";
+    let wanted = "an object whose type is enabled, adaptive, between_tools or disabled";
+    let Some(value) = fields.take(name) else { return Ok((None, ThinkingDisplay::Shown)) };
+    let mut value = Fields::within(value).ok_or_else(|| wrong(name, wanted))?;
+    let kind = match value.take("type").as_ref().and_then(Value::as_str) {
         Some("enabled" | "adaptive" | "between_tools") => "enabled",
         Some("disabled") => "disabled",
-        _ => return Err(wrong("thinking", wanted)),
+        _ => return Err(wrong(name, wanted)),
     };
-    Ok(Some(json!({"type": kind})))
+    value
+        .read_integer("budget_tokens", 1, u64::MAX)
+        .map_err(|_| wrong("thinking.budget_tokens", "an integer, at least 1"))?;
+    let display = value.take("display");
+    let display = match display.as_ref().map(Value::as_str) {
+        None | Some(Some("summarized")) => ThinkingDisplay::Shown,
+        Some(Some("omitted")) => ThinkingDisplay::Omitted,
+        Some(_) => return Err(wrong("thinking.display", "summarized (all of it) or omitted")),
+    };
+    Ok((Some(json!({"type": kind})), display))
 }
 
 /// The client's tools, and as the crate takes them. A type of `custom` is the client's own.
@@ -158,44 +173,8 @@ fn read_messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
             return Err(wrong(&place, "an object with a role and content"));
         }
         if let Some(Value::Array(blocks)) = message.get_mut("content") {
-            adapt(blocks, &place)?;
+            blocks::adapt(blocks, &place)?;
         }
     }
     Ok(list)
-}
-
-/// Puts blocks into the form that the crate takes. What was redacted for us means nothing to the model.
-fn adapt(blocks: &mut Vec<Value>, place: &str) -> Result<(), ApiError> {
-    let is_image = |block: &Value| {
-        let inner = block.get("content").and_then(Value::as_array);
-        let held = inner.is_some_and(|parts| parts.iter().any(|part| part["type"] == "image"));
-        block["type"] == "image" || held
-    };
-    if blocks.iter().any(is_image) {
-        return Err(unsupported_images(place));
-    }
-    let had_blocks = !blocks.is_empty();
-    blocks.retain(|block| block["type"] != "redacted_thinking");
-    for block in blocks.iter_mut() {
-        if block["type"] == "search_result" {
-            *block = json!({"type": "text", "text": search_result_text(block)});
-        }
-    }
-    if had_blocks && blocks.is_empty() {
-        blocks.push(json!({"type": "text", "text": ""}));
-    }
-    Ok(())
-}
-
-fn unsupported_images(place: &str) -> ApiError {
-    let error = unsupported("image", "send text blocks only");
-    ApiError { param: Some(place.to_owned()), ..error }
-}
-
-fn search_result_text(block: &Value) -> String {
-    let parts = block["content"].as_array().into_iter().flatten();
-    let texts = parts.filter_map(|part| part["text"].as_str());
-    let head = [&block["title"], &block["source"]];
-    let lines: Vec<&str> = head.into_iter().filter_map(Value::as_str).chain(texts).collect();
-    lines.join("\n")
 }

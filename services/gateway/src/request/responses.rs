@@ -12,9 +12,13 @@ use super::tools::{self, Choice, Tool};
 use super::{ApiRequest, Echo, Form, Memory, Source, effort};
 use crate::error::ApiError;
 use echo::echoed;
+use recalled::Recalled;
 
 mod echo;
+mod recalled;
 mod search;
+
+pub(crate) use echo::echo_drawn;
 
 /// Begins the opaque copy of reasoning that clients give back. It keeps nothing from them: they have the text.
 pub(crate) const REASONING_COPY: &str = "kvasir-reasoning-1:";
@@ -86,7 +90,25 @@ pub(super) fn read(
 }
 
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse(&["conversation", "prompt", "context_management"])
+    fields.refuse(&["conversation", "prompt", "context_management"])?;
+    // What other protocols call what this one has by another name or not at all. OpenAI refuses them too.
+    for (name, advice) in [
+        ("max_tokens", "use max_output_tokens"),
+        ("max_completion_tokens", "use max_output_tokens"),
+        ("reasoning_effort", "use reasoning.effort"),
+        ("thinking", "use reasoning.effort, which may be none"),
+        ("response_format", "use text.format"),
+        ("logprobs", "use top_logprobs, or include message.output_text.logprobs"),
+        ("stop", "leave it out; responses end by themselves"),
+    ] {
+        if fields.take(name).is_some_and(|value| holds_something(&value)) {
+            return Err(unsupported(name, advice));
+        }
+    }
+    if fields.take("n").is_some_and(|answers| answers != 1) {
+        return Err(unsupported("n", "a response has one answer; ask more than once"));
+    }
+    Ok(())
 }
 
 /// How a response comes to its client.
@@ -116,12 +138,27 @@ fn read_reasoning(fields: &mut Fields) -> Result<(Option<effort::Effort>, Value)
     let name = "reasoning";
     let given = fields.take(name);
     let mut shown = json!({"effort": null, "summary": null});
-    let Some(value) = given else { return Ok((None, shown)) };
+    let Some(mut value) = given else { return Ok((None, shown)) };
     if !value.is_object() {
         return Err(wrong(name, r#"an object like {"effort": "high"}"#));
     }
+    // The older name.
+    if value["summary"].is_null() {
+        value["summary"] = value["generate_summary"].take();
+    }
     for member in ["effort", "summary"] {
         shown[member] = value[member].clone();
+    }
+    // Which reasoning the prompt keeps is the template's choice, and there is one way to reason.
+    for (member, only) in [("context", "auto"), ("mode", "standard")] {
+        if value[member].is_null() {
+            continue;
+        }
+        if value[member] != only {
+            let advice = format!("leave it out or set it to {only:?}");
+            return Err(unsupported(&format!("{name}.{member}"), &advice));
+        }
+        shown[member] = only.into();
     }
     let effort = Some(value["effort"].clone()).filter(|effort| !effort.is_null());
     Ok((effort::read(effort, "reasoning.effort")?, shown))
@@ -248,16 +285,10 @@ fn declare_namespace(value: Value, place: &str, declared: &mut Declared) -> Resu
 
 /// The items of the input, those of the response that it follows first.
 fn read_input(fields: &mut Fields, memory: &dyn Memory) -> Result<Vec<Value>, ApiError> {
-    let name = "previous_response_id";
-    let mut items = match fields.read::<String>(name, "a string")? {
+    let mut recalled = Recalled::new(memory);
+    let mut items = match fields.read::<String>("previous_response_id", "a string")? {
         None => Vec::new(),
-        Some(id) => memory.items(&id).ok_or_else(|| {
-            let message = format!(
-                "the response {id:?} is not stored here (any more); send its input and output as items"
-            );
-            let error = ApiError::invalid(Some(name.into()), message);
-            ApiError { code: "previous_response_not_found", ..error }
-        })?,
+        Some(id) => recalled.response(&id)?,
     };
     let wanted = "a string or a list of items, not empty";
     match fields.take("input") {
@@ -268,7 +299,7 @@ fn read_input(fields: &mut Fields, memory: &dyn Memory) -> Result<Vec<Value>, Ap
         }
         Some(Value::Array(list)) if !list.is_empty() => {
             for (index, item) in list.into_iter().enumerate() {
-                items.push(resolved(item, &format!("input[{index}]"), memory)?);
+                items.push(recalled.resolved(item, &format!("input[{index}]"))?);
             }
         }
         Some(_) => return Err(wrong("input", wanted)),
@@ -277,23 +308,6 @@ fn read_input(fields: &mut Fields, memory: &dyn Memory) -> Result<Vec<Value>, Ap
         adapt(item, &format!("input[{index}]"))?;
     }
     Ok(items)
-}
-
-/// The item that a reference names; any other item is itself.
-fn resolved(item: Value, place: &str, memory: &dyn Memory) -> Result<Value, ApiError> {
-    // The type may be left out where there is nothing but an id.
-    let bare = item["type"].is_null() && item.as_object().is_some_and(|map| map.len() == 1);
-    if item["type"] != "item_reference" && !(bare && item["id"].is_string()) {
-        return Ok(item);
-    }
-    let id = item["id"].as_str().ok_or_else(|| wrong(place, "a reference with the item's id"))?;
-    memory.item(id).ok_or_else(|| {
-        let message = format!(
-            "{place} refers to the item {id:?}, which is not stored here (any more); send the item itself"
-        );
-        let error = ApiError::not_found("item_not_found", message);
-        ApiError { param: Some(place.to_owned()), ..error }
-    })
 }
 
 /// Puts an item into the form that the crate takes.
@@ -316,7 +330,14 @@ fn adapt(item: &mut Value, place: &str) -> Result<(), ApiError> {
             adapt_parts(item, "output", place)?;
         }
         "reasoning" => restore_reasoning(item),
-        _ => {}
+        // The crate leaves searches of other servers out: what they found stands in the message that followed.
+        "tool_search_output" | "web_search_call" => {}
+        other => {
+            let message = format!(
+                "{place} is of type {other:?}, which this server does not read; send messages, calls of functions, custom tools and tool_search with their outputs, and reasoning"
+            );
+            return Err(ApiError::unsupported(place, message));
+        }
     }
     Ok(())
 }
@@ -333,17 +354,18 @@ fn adapt_parts(item: &mut Value, member: &str, place: &str) -> Result<(), ApiErr
     let Some(Value::Array(parts)) = item.get_mut(member) else { return Ok(()) };
     for part in parts {
         match part["type"].as_str().unwrap_or_default() {
-            "input_image" | "input_file" | "input_audio" => {
-                let message =
-                    "images, sound and files are not supported by this server yet; send text only";
-                return Err(ApiError::unsupported(place, message));
-            }
+            "input_text" | "output_text" => {}
             "refusal" => {
                 let text = part["refusal"].take();
                 *part = json!({"type": "output_text", "text": text});
             }
             "text" => part["type"] = "input_text".into(),
-            _ => {}
+            other => {
+                let message = format!(
+                    "{place} has a part of type {other:?}; images, sound and files are not supported by this server yet, send text only"
+                );
+                return Err(ApiError::unsupported(place, message));
+            }
         }
     }
     Ok(())

@@ -76,7 +76,12 @@ pub(super) fn read_extensions(fields: &mut Fields) -> Result<Option<Format>, Api
         if within.take("json_object").is_some_and(|asked| asked == true) {
             found.push(Format::JsonObject);
         }
-        within.refuse(&["structural_tag"])?;
+        within.refuse(&[
+            "structural_tag",
+            "whitespace_pattern",
+            "disable_additional_properties",
+            "disable_any_whitespace",
+        ])?;
     }
     for (name, kind) in [
         ("guided_json", "json"),

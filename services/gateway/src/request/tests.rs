@@ -14,6 +14,10 @@ impl Memory for Nothing {
     fn item(&self, _id: &str) -> Option<Value> {
         None
     }
+
+    fn recalled_bytes_max(&self) -> usize {
+        0
+    }
 }
 
 fn names() -> [String; 2] {
@@ -64,6 +68,8 @@ fn each_bad_field_is_named() {
         (json!({"stop": ""}), "stop", 400),
         (json!({"stop": ["a", ""]}), "stop", 400),
         (json!({"stop": vec!["a"; 17]}), "stop", 400),
+        (json!({"stop": "a".repeat(1_025)}), "stop", 400),
+        (json!({"stop": ["a", "é".repeat(513)]}), "stop", 400),
         (json!({"stop": 5}), "stop", 400),
         (json!({"stream": "yes"}), "stream", 400),
         (json!({"stream_options": {"include_usage": true}}), "stream_options", 400),

@@ -48,6 +48,18 @@ const SESSION_BYTES_MAX: usize = 256;
 /// costs more than preparing it (0.1 ms for English). The worst of this size, words with accents that were never seen, keeps a
 /// thread of the runtime for 2.7 ms (benches/results, router speed).
 const PREPARED_IN_PLACE_MAX: usize = 4 << 10;
+/// What stands in bodies whose preparing costs more than their text: grammars are read and written. A look for words costs less
+/// than reading the body twice; where they stand for something else, two threads are woken and no more.
+const COSTLY: [&str; 8] = [
+    "\"tools\"",
+    "format\"",
+    "guided_",
+    "structured_outputs",
+    "json_schema",
+    "\"regex\"",
+    "\"ebnf\"",
+    "output_config",
+];
 
 pub(super) async fn chat(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     ask(Protocol::Chat, &shared, request).await
@@ -197,10 +209,10 @@ fn writer(
     echoes: Vec<Option<Arc<str>>>,
 ) -> Box<dyn Writer> {
     match form {
-        Form::Chat { include_usage, custom_tools } => {
-            Box::new(ChatWriter::new(head, include_usage, custom_tools))
+        Form::Chat { include_usage, custom_tools, repeated } => {
+            Box::new(ChatWriter::new(head, include_usage, custom_tools, repeated))
         }
-        Form::Messages => Box::new(MessagesWriter::new(head)),
+        Form::Messages { thinking } => Box::new(MessagesWriter::new(head, thinking)),
         Form::Responses(echo) => {
             let (memory, clock) = (Arc::new(memory(shared, call)), &shared.cluster.clock);
             Box::new(ResponsesWriter::new(head, *echo, memory, Arc::clone(clock)))
@@ -214,7 +226,7 @@ fn writer(
 /// The responses of who asks.
 pub(super) fn memory(shared: &Arc<Shared>, call: &Call) -> TenantResponses {
     let tenant = call.caller.tenant.clone();
-    TenantResponses::new(Arc::clone(&shared.responses), tenant)
+    TenantResponses::new(Arc::clone(&shared.responses), tenant, shared.door.tenancy())
 }
 
 /// What the prompt of a request is looked up by: the names of its whole blocks; with `?tokens=true` its tokens as well. Without a
@@ -255,9 +267,13 @@ async fn prepare(
     request: Request,
 ) -> Result<Plan, ApiError> {
     let call = call_of(shared, &request);
+    let visit = request.extensions().get::<Arc<Visit>>().map(Arc::clone);
     let asked = asked(Arc::clone(&call), what.0, request.headers())?;
     let body = body::read(shared, request).await?;
     let plan = prepare_body(shared, what, asked, body).await?;
+    if let Some(visit) = visit {
+        visit.admit_answers(u32::try_from(plan.runs.len()).unwrap_or(u32::MAX))?;
+    }
     let now = shared.cluster.clock.now();
     let mut paid = None;
     for run in &plan.runs {
@@ -308,7 +324,7 @@ async fn prepare_body(
 ) -> Result<Plan, ApiError> {
     let ids = Arc::clone(shared);
     let memory = memory(shared, &asked.call);
-    let is_small = body.len() <= PREPARED_IN_PLACE_MAX;
+    let is_quick = is_quick(protocol, &body);
     let work = move |prompter: &Prompter| {
         // The first run has the request's own id.
         let first = Cell::new(Some(id));
@@ -317,7 +333,15 @@ async fn prepare_body(
             Incoming { protocol, asked, body: &body, memory: &memory, next_id: &next_id };
         prompter.prepare(&incoming)
     };
-    if is_small { work(&shared.prompter) } else { compute(shared, id, work).await }
+    if is_quick { work(&shared.prompter) } else { compute(shared, id, work).await }
+}
+
+/// Whether a body is prepared by the thread that read it. Responses are not: what they refer to may be long.
+fn is_quick(protocol: Protocol, body: &[u8]) -> bool {
+    body.len() <= PREPARED_IN_PLACE_MAX
+        && protocol != Protocol::Responses
+        && std::str::from_utf8(body)
+            .is_ok_and(|text| !COSTLY.iter().any(|word| text.contains(word)))
 }
 
 /// Computes beside the async threads, as many at once as the configuration says.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use super::{Key, ResponseStore, Stored, TenantResponses};
+use super::{Key, ResponseStore, Stored, Tenancy, TenantResponses};
 use crate::error::ApiError;
 
 /// A response in the making.
@@ -67,9 +67,13 @@ impl TenantResponses {
     /// Begins to make a response that nobody waits for; `begun` is what is seen of it meanwhile.
     ///
     /// # Errors
-    /// When as many as may be are in the making, or none can be kept.
+    /// When as many as may be are in the making, of all or of this tenant, or none can be kept.
     pub(crate) fn begin(self: &Arc<Self>, id: &str, begun: Stored) -> Result<Unfinished, ApiError> {
         let bounds = &self.store.bounds;
+        let share = match self.tenancy {
+            Tenancy::Sole => bounds.running_max,
+            Tenancy::Shared => bounds.running_max.div_ceil(2),
+        };
         if bounds.running_max == 0 || bounds.responses_max == 0 || bounds.bytes_max == 0 {
             let message =
                 "background is not offered by this server, which keeps no responses; leave it out";
@@ -79,6 +83,9 @@ impl TenantResponses {
         let mut shelf = self.store.shelf.lock();
         if bounds.running_max <= shelf.running.len() {
             return Err(ApiError::too_many_running(bounds.running_max));
+        }
+        if share <= shelf.running.keys().filter(|(tenant, _)| *tenant == self.tenant).count() {
+            return Err(ApiError::over_share_of_running(share));
         }
         let running = Running { stored: Arc::clone(&begun), cancel: Arc::clone(&cancel) };
         shelf.running.insert(self.key(id), running);
@@ -161,7 +168,7 @@ mod tests {
     use shared::{ManualClock, TenantId};
 
     use super::Cancelled;
-    use crate::stored::{ResponseStore, Stored, StoredBounds, TenantResponses};
+    use crate::stored::{ResponseStore, Stored, StoredBounds, Tenancy, TenantResponses};
 
     fn begun() -> Stored {
         let object = json!({"status": "in_progress", "background": true, "output": []});
@@ -170,10 +177,18 @@ mod tests {
 
     fn tenants(running_max: usize) -> (Arc<ResponseStore>, [Arc<TenantResponses>; 2]) {
         let kept_for = Duration::from_secs(10);
-        let bounds = StoredBounds { bytes_max: 1 << 20, responses_max: 10, kept_for, running_max };
+        let bounds = StoredBounds {
+            bytes_max: 1 << 20,
+            responses_max: 10,
+            kept_for,
+            running_max,
+            recalled_bytes_max: 1 << 20,
+        };
         let store = Arc::new(ResponseStore::new(bounds, Arc::new(ManualClock::new())));
-        let tenant =
-            |name: &str| Arc::new(TenantResponses::new(Arc::clone(&store), TenantId(name.into())));
+        let tenant = |name: &str| {
+            let name = TenantId(name.into());
+            Arc::new(TenantResponses::new(Arc::clone(&store), name, Tenancy::Shared))
+        };
         let both = [tenant("a"), tenant("b")];
         (store, both)
     }
@@ -211,6 +226,22 @@ mod tests {
         assert!(theirs.begin("2", begun()).is_ok());
         let (_, [ours, _]) = tenants(0);
         assert_eq!(ours.begin("1", begun()).err().unwrap().param.as_deref(), Some("background"));
+    }
+
+    #[test]
+    fn of_several_tenants_none_gets_all_that_can_run() {
+        let (store, [ours, theirs]) = tenants(3);
+        let held = ["1", "2"].map(|id| ours.begin(id, begun()).unwrap());
+        let refused = ours.begin("3", begun()).err().unwrap();
+        assert_eq!((refused.status.as_u16(), refused.code), (429, "over_share"));
+        let other = theirs.begin("4", begun()).unwrap();
+        assert_eq!(theirs.begin("5", begun()).err().unwrap().code, "overloaded");
+        drop((held, other));
+        let alone = TenantResponses::new(store, TenantId("a".into()), Tenancy::Sole);
+        let alone = Arc::new(alone);
+        let held = ["1", "2", "3"].map(|id| alone.begin(&format!("sole {id}"), begun()).unwrap());
+        assert_eq!(alone.begin("sole 4", begun()).err().unwrap().code, "overloaded");
+        drop(held);
     }
 
     #[test]

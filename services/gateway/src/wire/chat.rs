@@ -12,6 +12,7 @@ use super::{DONE, Finished, Head, Report, Usage, Writer, call_id, frame, json, l
 use crate::answer::{Bill, End};
 use crate::error::ApiError;
 use crate::output::{Delta, Piece, Scored};
+use crate::request::Repeated;
 
 /// Writes chat completions.
 pub(crate) struct ChatWriter {
@@ -22,6 +23,7 @@ pub(crate) struct ChatWriter {
     custom_tools: Vec<String>,
     /// Calls of each answer so far.
     calls: Vec<Calls>,
+    repeated: Repeated,
 }
 
 /// The calls of an answer that is streamed.
@@ -48,6 +50,8 @@ struct Chunk<'a> {
     /// With the first chunk only, as vLLM has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_tier: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -113,6 +117,10 @@ struct Completion<'a> {
     kvasir: Report,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_tier: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<&'a Value>,
 }
 
 /// Of reasoning they stand apart, as DeepSeek has them.
@@ -168,11 +176,16 @@ struct Custom {
 }
 
 impl ChatWriter {
-    pub(crate) fn new(mut head: Head, include_usage: bool, custom_tools: Vec<String>) -> Self {
+    pub(crate) fn new(
+        mut head: Head,
+        include_usage: bool,
+        custom_tools: Vec<String>,
+        repeated: Repeated,
+    ) -> Self {
         head.id = format!("chatcmpl-{}", head.id);
         let mut calls = Vec::new();
         calls.resize_with(head.answers, Calls::default);
-        Self { head, include_usage, custom_tools, calls }
+        Self { head, include_usage, custom_tools, calls, repeated }
     }
 
     fn chunk<'a>(&'a self, choices: &'a [ChunkChoice<'a>]) -> Chunk<'a> {
@@ -186,6 +199,7 @@ impl ChatWriter {
             usage: self.include_usage.then_some(None),
             kvasir: None,
             prompt_token_ids: None,
+            service_tier: self.repeated.service_tier,
         }
     }
 
@@ -442,6 +456,8 @@ impl Writer for ChatWriter {
             usage: Usage::of(total),
             kvasir: Report::of(total),
             prompt_token_ids: self.head.prompt_ids(0),
+            service_tier: self.repeated.service_tier,
+            metadata: self.repeated.metadata.as_ref(),
         })
     }
 }

@@ -6,10 +6,11 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::{Finished, Head, Report, Writer, call_id, push_named};
+use super::{Finished, Head, Report, Writer, call_id, copy_of, push_named};
 use crate::answer::{Bill, End};
 use crate::error::ApiError;
 use crate::output::{Delta, Piece};
+use crate::request::ThinkingDisplay;
 
 const PING: &[u8] = b"event: ping\ndata: {\"type\": \"ping\"}\n\n";
 
@@ -20,6 +21,8 @@ pub(crate) struct MessagesWriter {
     blocks: usize,
     open: Option<Block>,
     calls: usize,
+    /// The reasoning so far, where the client is shown its opaque copy alone.
+    hidden: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,9 +33,13 @@ enum Block {
 }
 
 impl MessagesWriter {
-    pub(crate) fn new(mut head: Head) -> Self {
+    pub(crate) fn new(mut head: Head, thinking: ThinkingDisplay) -> Self {
         head.id = format!("msg_{}", head.id);
-        Self { head, blocks: 0, open: None, calls: 0 }
+        let hidden = match thinking {
+            ThinkingDisplay::Shown => None,
+            ThinkingDisplay::Omitted => Some(String::new()),
+        };
+        Self { head, blocks: 0, open: None, calls: 0, hidden }
     }
 
     fn message(&self, content: &[Value], usage: Value) -> Value {
@@ -76,8 +83,11 @@ impl MessagesWriter {
         let Some(block) = self.open.take() else { return };
         if block == Block::Thinking {
             // Nobody checks it: reasoning that comes back is text like any other.
-            let delta = json!({"type": "signature_delta", "signature": self.head.id});
-            self.push_delta(&delta, events);
+            let signature = match &self.hidden {
+                None => self.head.id.clone(),
+                Some(text) => copy_of(text),
+            };
+            self.push_delta(&json!({"type": "signature_delta", "signature": signature}), events);
         }
         let event = json!({"type": "content_block_stop", "index": self.blocks - 1});
         push_named(events, "content_block_stop", &event);
@@ -89,6 +99,10 @@ impl MessagesWriter {
                 if self.open != Some(Block::Thinking) {
                     let block = json!({"type": "thinking", "thinking": "", "signature": ""});
                     self.begin(Block::Thinking, &block, events);
+                }
+                if let Some(hidden) = &mut self.hidden {
+                    hidden.push_str(text);
+                    return;
                 }
                 self.push_delta(&json!({"type": "thinking_delta", "thinking": text}), events);
             }
@@ -113,6 +127,9 @@ impl MessagesWriter {
         let mut pieces = said.pieces().iter().peekable();
         while let Some(piece) = pieces.next() {
             content.push(match piece {
+                Piece::Reasoning(text) if self.hidden.is_some() => {
+                    json!({"type": "thinking", "thinking": "", "signature": copy_of(text)})
+                }
                 Piece::Reasoning(text) => {
                     json!({"type": "thinking", "thinking": text, "signature": self.head.id})
                 }
@@ -205,10 +222,12 @@ fn usage(bill: &Bill) -> Value {
     let cached = bill.cached_tokens();
     json!({
         "input_tokens": bill.prompt_tokens - cached,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": bill.completion_tokens,
         "output_tokens_details": {"thinking_tokens": bill.reasoning_tokens},
+        "server_tool_use": null,
         "service_tier": "standard",
     })
 }

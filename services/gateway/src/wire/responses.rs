@@ -13,7 +13,7 @@ use super::{Finished, Head, Report, Writer, call_id, logprobs, push_named};
 use crate::answer::{Bill, End};
 use crate::error::ApiError;
 use crate::output::{Delta, Piece};
-use crate::request::{Echo, REASONING_COPY};
+use crate::request::Echo;
 use crate::stored::{Stored, TenantResponses};
 use items::Item;
 
@@ -279,9 +279,4 @@ fn usage(bill: &Bill) -> Value {
         "output_tokens_details": {"reasoning_tokens": bill.reasoning_tokens},
         "total_tokens": bill.prompt_tokens.saturating_add(bill.completion_tokens),
     })
-}
-
-/// The opaque copy of reasoning that a client gives back.
-fn copy_of(text: &str) -> String {
-    format!("{REASONING_COPY}{text}")
 }

@@ -51,6 +51,19 @@ async fn a_streamed_completion_shows_the_echo_first_and_ends_with_done() {
 }
 
 #[tokio::test]
+async fn prompts_are_counted_before_anything_is_made_of_them() {
+    let house = House::new(json!([{"match": "*", "text": "x"}])).await;
+    // Each of them would have a copy of the stop strings, and the first is no token of the vocabulary.
+    let mut prompts = vec![json!([0]); 100_000];
+    prompts[0] = json!([u32::MAX]);
+    let stops = vec!["s".repeat(1_024); 16];
+    let body = json!({"model": "seedling", "prompt": prompts, "stop": stops});
+    let reply = post(house.public, "/v1/completions", &body).await;
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("n")));
+    assert!(reply.text().contains("more than 64 answers"), "{}", reply.text());
+}
+
+#[tokio::test]
 async fn tokens_and_their_text_are_each_others_reverse() {
     let house = House::new(json!([])).await;
     let text = "Hello 杭州 🤭 <｜User｜>";

@@ -170,6 +170,46 @@ async fn requests_at_once_are_counted_until_their_streams_end() {
 }
 
 #[tokio::test]
+async fn each_answer_counts_as_a_request() {
+    let a = ["authorization: Bearer secret of a"];
+    let one = json!([{"role": "user", "content": "hi"}]);
+    let both = |messages: &Value, n: u32| json!({"messages": messages, "n": n});
+    let limits =
+        RateLimits { requests_in_flight_max: 4, requests_per_minute: 9, ..RateLimits::default() };
+    let mut house = House::new(json!([
+        {"match": "wait", "text": "one", "then": "hold"},
+        {"match": "*", "text": "ok"},
+    ]))
+    .await;
+    house.gateway.set_keys(ring(vec![key("a", "acme", limits)]));
+    let never = chat_with(&house, &a, &both(&one, 5)).await;
+    assert_eq!(code(&never), (400, json!("invalid_value")));
+    assert_eq!(never.json()["error"]["param"], "n");
+    assert!(never.text().contains("requests_in_flight of 4"), "{}", never.text());
+    assert!(house.seen.try_recv().is_err(), "no worker heard of it");
+    let four = chat_with(&house, &a, &both(&one, 4)).await;
+    assert_eq!((four.status, four.header("x-ratelimit-remaining-requests")), (200, Some("4")));
+    house.gateway.drained().await;
+    let wait = json!([{"role": "user", "content": "wait"}]);
+    let body = ask(&json!({"stream": true, "n": 2, "messages": wait})).to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\n{}\r\ncontent-length: {}\r\n\r\n",
+        a[0],
+        body.len()
+    );
+    let mut held = open(house.public, &head, body.as_bytes()).await;
+    read_until(&mut held, "one").await;
+    let refused = chat_with(&house, &a, &both(&one, 3)).await;
+    assert_eq!(code(&refused), (429, json!("rate_limit_exceeded")));
+    assert!(refused.text().contains("requests_in_flight of 4"), "{}", refused.text());
+    drop(held);
+    house.gateway.drained().await;
+    // Of nine, one each for the two that were refused, four and two.
+    let last = chat_with(&house, &a, &json!({})).await;
+    assert_eq!((last.status, last.header("x-ratelimit-remaining-requests")), (200, Some("0")));
+}
+
+#[tokio::test]
 async fn pages_of_listed_origins_may_read_answers_and_others_not() {
     let origins = vec!["https://chat.example".to_owned()];
     let house = House::with(json!([{"match": "*", "text": "ok"}]), |config, _| {

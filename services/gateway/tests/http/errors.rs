@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use shared::{DecodeDirectory, WorkerRank};
 
-use crate::client::{Reply, chat, head, open, read, send};
+use crate::client::{Reply, chat, head, open, post, read, send};
 use crate::house::{House, ask};
 
 /// The OpenAI shape: all four keys, one line.
@@ -192,6 +192,77 @@ async fn an_answer_goes_on_where_its_lost_worker_left_it() {
             let line = format!("kvasir_gateway_resumes_total {resumes}");
             assert!(house.metrics().await.lines().any(|other| other == line), "{times} {after}");
         }
+    }
+}
+
+#[tokio::test]
+async fn an_end_that_is_ignored_and_one_that_is_given_do_not_go_together() {
+    let house = House::new(json!([{"match": "*", "text": "{}"}])).await;
+    let tool = |strict: bool| {
+        let function = json!({"name": "f", "strict": strict, "parameters": {"type": "object"}});
+        json!({"tools": [{"type": "function", "function": function}]})
+    };
+    let cases = [
+        (json!({"response_format": {"type": "regex", "regex": "a+"}}), 400),
+        (json!({"guided_regex": "a+"}), 400),
+        (tool(true), 400),
+        (tool(false), 200),
+        (json!({}), 200),
+    ];
+    for (mut change, status) in cases {
+        change["ignore_eos"] = true.into();
+        let reply = chat(house.public, &ask(&change)).await;
+        assert_eq!(reply.status, status, "{change}: {}", reply.text());
+        if status == 400 {
+            assert_eq!(error(&reply)["param"], "ignore_eos");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_grammar_that_may_end_workers_is_tried_on_two() {
+    let lost = json!([{"match": "*", "text": "a", "fail": "worker_lost", "fail_after": 0,
+        "fail_times": 9}]);
+    let format = json!({"guided_regex": "a+"});
+    for (change, workers) in [(&json!({}), 4), (&format, 2)] {
+        let mut house = House::new(lost.clone()).await;
+        let reply = chat(house.public, &ask(change)).await;
+        assert_eq!((reply.status, &error(&reply)["code"]), (503, &json!("worker_lost")));
+        house.gateway.drained().await;
+        for _ in 0..workers {
+            house.submitted().await;
+            house.released().await;
+        }
+        assert!(house.seen.try_recv().is_err(), "no other worker heard of it");
+    }
+    // One that has begun with the answer proved the grammar harmless.
+    let later = json!([{"match": "*", "text": "a b", "fail": "worker_lost", "fail_after": 1,
+        "fail_times": 3}]);
+    let house = House::new(later).await;
+    assert_eq!(chat(house.public, &ask(&format)).await.status, 200);
+}
+
+#[tokio::test]
+async fn every_protocol_streams_on_after_a_lost_worker_as_if_nothing_had_happened() {
+    let script = json!([{"match": "*", "text": "</think>a b c", "fail": "worker_lost",
+        "fail_after": 2, "fail_times": 2}]);
+    let message = json!([{"role": "user", "content": "hi"}]);
+    let cases = [
+        ("/v1/chat/completions", json!({"messages": message}), "\"role\":\"assistant\""),
+        ("/v1/messages", json!({"messages": message, "max_tokens": 9}), "message_start"),
+        ("/v1/responses", json!({"input": "hi"}), "response.created"),
+        ("/v1/completions", json!({"prompt": "hi", "echo": true}), "\"hi\""),
+    ];
+    for (path, mut body, opening) in cases {
+        body["model"] = "seedling".into();
+        body["stream"] = true.into();
+        let house = House::new(script.clone()).await;
+        let reply = post(house.public, path, &body).await;
+        let text = reply.text().replace(": ", ":");
+        let events = text.split("\n\n").filter(|event| event.contains(opening)).count();
+        assert_eq!((reply.status, events), (200, 1), "{path}: {text}");
+        let resumes = "kvasir_gateway_resumes_total 2";
+        assert!(house.metrics().await.lines().any(|line| line == resumes), "{path}");
     }
 }
 

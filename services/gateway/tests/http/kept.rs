@@ -85,6 +85,29 @@ async fn an_item_is_referred_to_by_its_id() {
 }
 
 #[tokio::test]
+async fn what_a_request_refers_to_is_bounded_like_its_body() {
+    let house = House::with(json!([{"match": "*", "text": "</think>Long."}]), |config, _| {
+        config.body_bytes_max = 8 << 10;
+    })
+    .await;
+    // Blanks: many bytes, few tokens.
+    let long = json!([{"role": "user", "content": format!("x{}", " ".repeat(3_000))}]);
+    let first = respond(&house, &json!({"input": long})).await;
+    let item = json!({"type": "item_reference", "id": format!("item_0_{}", id(&first))});
+    let refer = |times: usize| json!({"input": vec![item.clone(); times]});
+    assert_eq!(respond(&house, &refer(2)).await.status, 200);
+    let follow = json!({"input": vec![item.clone(); 3], "previous_response_id": id(&first)});
+    for (body, param) in [(refer(4), "input"), (refer(40), "input"), (follow, "input")] {
+        for path in ["/v1/responses", "/v1/responses/input_tokens"] {
+            let refused = post(house.public, path, &ask(&body)).await;
+            assert_eq!(code(&refused), (400, json!("invalid_value")), "{}", refused.text());
+            assert_eq!(refused.json()["error"]["param"], param);
+            assert!(refused.text().contains("8192 bytes"), "{}", refused.text());
+        }
+    }
+}
+
+#[tokio::test]
 async fn behaviour_28_counted_input_is_what_is_billed() {
     let house = House::new(json!([{"match": "*", "text": "Hm.</think>Once."}])).await;
     let first = respond(&house, &json!({})).await;

@@ -11,6 +11,7 @@ mod agents;
 mod chat_tools;
 mod client;
 mod completions;
+mod contents;
 mod door;
 mod errors;
 mod evidence;

@@ -291,9 +291,12 @@ fn text_without_structure_is_refused() {
 
 /// A body with what each protocol needs, and these members.
 fn member(path: &str, text: &str) -> Vec<u8> {
-    let input = if path.ends_with("responses") { "input" } else { "prompt" };
+    let (input, bound) = match path.ends_with("responses") {
+        true => ("input", "max_output_tokens"),
+        false => ("prompt", "max_tokens"),
+    };
     let text = format!(
-        r#"{{"model": "seedling", "max_tokens": 9, "{input}": "a", "messages": [{{"role": "user", "content": "a"}}], {text}}}"#
+        r#"{{"model": "seedling", "{bound}": 9, "{input}": "a", "messages": [{{"role": "user", "content": "a"}}], {text}}}"#
     );
     text.into_bytes()
 }

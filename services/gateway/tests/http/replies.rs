@@ -82,7 +82,9 @@ async fn a_usage_chunk_comes_last_and_only_when_asked() {
     let completion = usage["completion_tokens"].as_u64().unwrap();
     assert!(3 < prompt && 2 < completion, "the stop token counts");
     assert_eq!(usage["total_tokens"], prompt + completion);
-    assert_eq!(usage["prompt_tokens_details"], json!({"cached_tokens": 3}));
+    let details =
+        json!({"audio_tokens": 0, "cache_write_tokens": 0, "cached_tokens": 3, "image_tokens": 0});
+    assert_eq!(usage["prompt_tokens_details"], details);
     assert_eq!(usage["prompt_cache_hit_tokens"], 3);
     assert_eq!(usage["prompt_cache_miss_tokens"], prompt - 3);
     assert_eq!(

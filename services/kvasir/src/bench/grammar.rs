@@ -233,7 +233,8 @@ fn follow(
 ) -> anyhow::Result<[Vec<Duration>; 2]> {
     let vocabulary = compiler.vocabulary();
     let tokens = vocabulary.longest_tokens(answer);
-    let constraint = Constraint { grammar: grammar.clone(), trigger: Vec::new(), bound: None };
+    let constraint =
+        Constraint { grammar: grammar.clone(), trigger: Vec::new(), bound: None, barred: None };
     let constraint = Arc::new(constraint);
     let (mut compilations, mut masks) = (Vec::new(), Vec::new());
     for _ in 0..rounds {

@@ -606,6 +606,8 @@ pub struct Constraint {
     pub trigger: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, optional, tag = "6")]
     pub bound: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "7")]
+    pub barred: ::core::option::Option<u32>,
     #[prost(oneof = "constraint::Grammar", tags = "1, 2, 3, 4")]
     pub grammar: ::core::option::Option<constraint::Grammar>,
 }

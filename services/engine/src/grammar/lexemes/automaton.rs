@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::bits::{Bits, Leads, Work};
+use super::bits::{Bits, Leads, PARTS_PER_STEP, Work};
 use crate::grammar::expression::{Class, Expression, complement};
 
 /// Transitions of one automaton. A bounded repetition of a large choice has the square of its classes for each round.
@@ -82,6 +82,11 @@ impl Automaton {
         self.letters.len() + self.edges
     }
 
+    /// Ranges of all its states.
+    pub(super) fn ranges(&self) -> usize {
+        self.letters.iter().map(|letters| letters.ranges.len()).sum()
+    }
+
     /// Whether each of its texts is one character, so that none can be run over or continued.
     pub(super) fn is_character(&self) -> bool {
         self.edges == 0
@@ -129,7 +134,12 @@ impl Automaton {
             for one in ours {
                 for two in theirs {
                     let pair = one * other.letters.len() + two;
-                    if !known.contains(pair) && self.letters[*one].meet(&other.letters[*two]) {
+                    if known.contains(pair) {
+                        continue;
+                    }
+                    let (our, their) = (&self.letters[*one], &other.letters[*two]);
+                    work.spend((our.ranges.len() + their.ranges.len()) / PARTS_PER_STEP)?;
+                    if our.meet(their) {
                         known.insert(pair);
                         waiting.push((*one, *two));
                     }
@@ -266,14 +276,56 @@ impl Letters {
         Self { ranges, leads }
     }
 
+    /// Looks at as many ranges as their number has digits.
     fn contain(&self, sign: u32) -> bool {
-        self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&sign))
+        let behind = self.ranges.partition_point(|(first, _)| *first <= sign);
+        behind.checked_sub(1).is_some_and(|index| sign <= self.ranges[index].1)
     }
 
+    /// Looks at each range once.
     fn meet(&self, other: &Self) -> bool {
-        self.leads.meets(other.leads)
-            && self.ranges.iter().any(|(first, last)| {
-                other.ranges.iter().any(|(low, high)| first <= high && low <= last)
-            })
+        if !self.leads.meets(other.leads) {
+            return false;
+        }
+        let (mut ours, mut theirs) =
+            (self.ranges.iter().peekable(), other.ranges.iter().peekable());
+        while let (Some((first, last)), Some((low, high))) = (ours.peek(), theirs.peek()) {
+            if first <= high && low <= last {
+                return true;
+            }
+            if last < low {
+                ours.next();
+            } else {
+                theirs.next();
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Class, Letters};
+
+    #[test]
+    fn ranges_are_found_and_met() {
+        let signs: Vec<char> = ('a'..='z').collect();
+        let class = |chosen: u32| {
+            let ranges = signs.iter().enumerate().filter(|(index, _)| chosen >> index & 1 == 1);
+            Class { ranges: ranges.map(|(_, sign)| (*sign, *sign)).collect(), negated: false }
+        };
+        // Neighbours join, so there are ranges of one sign and of several.
+        let sets = [0, 1, 0b1011, 0b100, 0x0155_5555, 0x02AA_AAAA, 0x0F00_0010, 0x03FF_FFFF];
+        for one in sets {
+            let letters = Letters::new(&class(one));
+            for (index, sign) in signs.iter().enumerate() {
+                assert_eq!(letters.contain(u32::from(*sign)), one >> index & 1 == 1, "{one:x}");
+            }
+            assert!(!letters.contain(0) && !letters.contain(0x10_FFFF));
+            for two in sets {
+                let meet = letters.meet(&Letters::new(&class(two)));
+                assert_eq!(meet, one & two & 0x03FF_FFFF != 0, "{one:x} {two:x}");
+            }
+        }
     }
 }

@@ -79,6 +79,9 @@ fn lead(scalar: u32) -> u8 {
 /// What keeping a few dozen bytes costs, so that a bound on steps bounds memory as well.
 pub(super) const STEPS_PER_ENTRY: usize = 16;
 
+/// Classes or ranges that are copied or gone through one after another in one step.
+pub(super) const PARTS_PER_STEP: usize = 16;
+
 /// Steps that are left for one grammar.
 #[derive(Debug)]
 pub(super) struct Work(pub(super) usize);

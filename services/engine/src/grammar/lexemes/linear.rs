@@ -3,15 +3,21 @@
 //! A rule `r ::= a r | b`, in which neither `a` nor `b` refers to `r`, has the language of `a* b`; the mirrored rule that
 //! of `b a*`. Source: the lemma of Arden.
 
+use super::bits::Work;
 use crate::grammar::expression::Expression;
 
-/// The rule's body without references to itself, when all of them are at the same end of it.
-pub(super) fn without_recursion(body: &Expression, rule: usize) -> Option<Expression> {
+/// The rule's body without references to itself, when all of them are at the same end of it, and the copies of what stands beside a
+/// choice are not too much work.
+pub(super) fn without_recursion(
+    body: &Expression,
+    rule: usize,
+    work: &mut Work,
+) -> Option<Expression> {
     if !refers(body, rule) {
         return None;
     }
     [End::Last, End::First].into_iter().find_map(|end| {
-        let Ways { loops, exits } = ways(body, rule, end)?;
+        let Ways { loops, exits } = ways(body, (rule, end), work)?;
         let repeated =
             Expression::Repeat { what: Box::new(Expression::choice(loops)?), min: 0, max: None };
         let exit = Expression::choice(exits)?;
@@ -35,8 +41,9 @@ struct Ways {
     exits: Vec<Expression>,
 }
 
-fn ways(body: &Expression, rule: usize, end: End) -> Option<Ways> {
+fn ways(body: &Expression, (rule, end): (usize, End), work: &mut Work) -> Option<Ways> {
     if !refers(body, rule) {
+        work.spend(body.size())?;
         return Some(Ways { loops: Vec::new(), exits: vec![body.clone()] });
     }
     match body {
@@ -44,7 +51,7 @@ fn ways(body: &Expression, rule: usize, end: End) -> Option<Ways> {
         Expression::Choice(parts) => {
             let mut all = Ways::default();
             for part in parts {
-                let of_part = ways(part, rule, end)?;
+                let of_part = ways(part, (rule, end), work)?;
                 all.loops.extend(of_part.loops);
                 all.exits.extend(of_part.exits);
             }
@@ -58,20 +65,22 @@ fn ways(body: &Expression, rule: usize, end: End) -> Option<Ways> {
             if others.iter().any(|part| refers(part, rule)) {
                 return None;
             }
+            let Ways { loops, exits } = ways(at_end, (rule, end), work)?;
+            let beside_each: usize = others.iter().map(Expression::size).sum();
+            work.spend(beside_each.saturating_mul(loops.len() + exits.len()))?;
             let beside = |inner: Expression| {
                 let mut sequence = others.to_vec();
                 let place = if end == End::First { 0 } else { sequence.len() };
                 sequence.insert(place, inner);
                 Expression::Sequence(sequence)
             };
-            let Ways { loops, exits } = ways(at_end, rule, end)?;
             Some(Ways {
                 loops: loops.into_iter().map(beside).collect(),
                 exits: exits.into_iter().map(beside).collect(),
             })
         }
         Expression::Repeat { what, min: 0, max: Some(1) } => {
-            let mut inner = ways(what, rule, end)?;
+            let mut inner = ways(what, (rule, end), work)?;
             inner.exits.push(Expression::Empty);
             Some(inner)
         }
@@ -90,5 +99,23 @@ fn refers(expression: &Expression, rule: usize) -> bool {
         }
         Expression::Repeat { what, .. } => refers(what, rule),
         Expression::Rule(number) => *number == rule,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Expression, Work, without_recursion};
+
+    #[test]
+    fn copies_are_work() {
+        let literal = |length: usize| Expression::Literal(vec!['a'; length]);
+        let exits = std::iter::repeat_with(|| literal(1)).take(100);
+        let choice = Expression::Choice([Expression::Rule(0)].into_iter().chain(exits).collect());
+        let body = Expression::Sequence(vec![literal(1_000), choice]);
+        // What stands before the choice is copied for each of its alternatives.
+        assert!(without_recursion(&body, 0, &mut Work(100_000)).is_none());
+        let mut work = Work(110_000);
+        let plain = without_recursion(&body, 0, &mut work).unwrap();
+        assert!(100_000 < plain.size() && work.0 < 10_000, "{} {work:?}", plain.size());
     }
 }

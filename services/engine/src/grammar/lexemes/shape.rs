@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::automaton::{Automaton, EDGES_MAX, Meeting};
-use super::bits::{STEPS_PER_ENTRY, Work};
+use super::bits::{PARTS_PER_STEP, STEPS_PER_ENTRY, Work};
 use super::tree::{Node, Origin, Tree};
 use crate::grammar::expression::{Expression, write_bounds, write_regex};
 
@@ -86,8 +86,10 @@ impl Lexemes {
             return Some(*known);
         }
         let automaton = Automaton::new(&expression);
-        let size = automaton.as_ref().map_or(EDGES_MAX, Automaton::size);
-        work.spend(size * STEPS_PER_ENTRY)?;
+        let (size, ranges) = automaton
+            .as_ref()
+            .map_or((EDGES_MAX, 0), |automaton| (automaton.size(), automaton.ranges()));
+        work.spend(size * STEPS_PER_ENTRY + ranges / PARTS_PER_STEP)?;
         let automaton = match automaton {
             Some(automaton) if automaton.is_character() => Some(automaton),
             Some(automaton) if automaton.fits(STATES_MAX, work)? => Some(automaton),
@@ -163,6 +165,7 @@ impl Shaper<'_> {
     }
 
     fn lexeme(&mut self, origin: Origin) -> Option<Shape> {
+        self.work.spend(self.tree.size(origin) / PARTS_PER_STEP)?;
         let whole = self.tree.expression(origin);
         let optional = whole.is_nullable();
         let Some(expression) = whole.without_empty() else { return Some(Shape::Empty) };

@@ -2,11 +2,16 @@
 
 use std::collections::HashSet;
 
+use super::bits::Work;
 use super::linear::without_recursion;
 use crate::grammar::expression::{Class, Expression};
 
 /// Classes of one lexeme, bounded repetitions written out.
 const LEXEME_CLASSES_MAX: usize = 256;
+/// Ranges of all these classes. Usual ones have up to four each.
+const LEXEME_RANGES_MAX: usize = 4_096;
+/// Parts, characters and ranges copied to write rules without referring to themselves. As much as the characters of a grammar.
+const COPIED_MAX: usize = 1 << 18;
 /// Expressions inside of each other in one lexeme; rules inside of rules add up.
 const LEXEME_HEIGHT_MAX: usize = 64;
 
@@ -28,6 +33,7 @@ pub(super) enum Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     classes: usize,
+    ranges: usize,
     height: usize,
 }
 
@@ -65,9 +71,11 @@ impl Tree {
             opened: Vec::new(),
             cuts: HashSet::new(),
         };
+        let mut work = Work(COPIED_MAX);
         for (number, rule) in rules.iter().enumerate() {
             let rule = rule.simplified();
-            let plain = without_recursion(&rule, number).map(|plain| plain.simplified());
+            let plain = without_recursion(&rule, number, &mut work);
+            let plain = plain.map(|plain| plain.simplified());
             let body = tree.add(plain.as_ref().unwrap_or(&rule));
             tree.bodies.push(body);
         }
@@ -96,18 +104,31 @@ impl Tree {
     /// The last part of a sequence that becomes one lexeme with the part at `first`, which is to be one.
     pub(super) fn run(&self, sequence: usize, first: usize) -> usize {
         let Node::Sequence(parts) = &self.nodes[sequence] else { panic!("not a sequence") };
-        let mut classes = 0;
+        let (mut classes, mut ranges) = (0, 0);
         let mut end = first;
         while let Some(part) = parts.get(end).filter(|part| self.is_lexeme(**part)) {
             classes += self.sizes[*part].map_or(0, |size| size.classes);
-            let alone = end == first;
-            if !alone && (LEXEME_CLASSES_MAX < classes || self.cuts.contains(&(sequence, end))) {
+            ranges += self.sizes[*part].map_or(0, |size| size.ranges);
+            let too_large = LEXEME_CLASSES_MAX < classes || LEXEME_RANGES_MAX < ranges;
+            if end != first && (too_large || self.cuts.contains(&(sequence, end))) {
                 break;
             }
             end += 1;
         }
         assert!(first < end, "the first part is a lexeme");
         end - 1
+    }
+
+    /// Classes and ranges of a lexeme.
+    pub(super) fn size(&self, origin: Origin) -> usize {
+        let of = |node: usize| self.sizes[node].map_or(0, |size| size.classes + size.ranges);
+        match origin {
+            Origin::Node(node) => of(node),
+            Origin::Run { sequence, first, last } => {
+                let Node::Sequence(parts) = &self.nodes[sequence] else { panic!("not a sequence") };
+                parts[first..=last].iter().map(|part| of(*part)).sum()
+            }
+        }
     }
 
     /// The expression of a lexeme, rules written out.
@@ -227,13 +248,20 @@ impl Tree {
     fn measure(&mut self, node: usize) -> Option<Size> {
         let size = match &self.nodes[node] {
             // The empty text counts too: rules that double it again and again are written out as well.
-            Node::Empty | Node::Class(_) => Some(Size { classes: 1, height: 1 }),
+            Node::Empty => Some(Size { classes: 1, ranges: 0, height: 1 }),
+            Node::Class(class) => {
+                // Always a lexeme, however many ranges it has: there is nothing smaller to make of it.
+                let size = Size { classes: 1, ranges: class.ranges.len(), height: 2 };
+                self.sizes[node] = Some(size);
+                return Some(size);
+            }
             Node::Sequence(parts) | Node::Choice(parts) => {
-                let mut sum = Some(Size { classes: 0, height: 0 });
+                let mut sum = Some(Size { classes: 0, ranges: 0, height: 0 });
                 for part in parts.clone() {
                     let size = self.measure(part);
                     sum = sum.zip(size).map(|(sum, size)| Size {
                         classes: sum.classes.saturating_add(size.classes),
+                        ranges: sum.ranges.saturating_add(size.ranges),
                         height: sum.height.max(size.height),
                     });
                 }
@@ -242,14 +270,20 @@ impl Tree {
             Node::Repeat { what, min, max } => {
                 let rounds = max.unwrap_or_else(|| (*min).max(1));
                 let rounds = usize::try_from(rounds).unwrap_or(usize::MAX);
-                self.measure(*what)
-                    .map(|size| Size { classes: size.classes.saturating_mul(rounds), ..size })
+                self.measure(*what).map(|size| Size {
+                    classes: size.classes.saturating_mul(rounds),
+                    ranges: size.ranges.saturating_mul(rounds),
+                    ..size
+                })
             }
             Node::Rule(rule) => self.sizes[self.bodies[*rule]],
         };
         let size = size.map(|size| Size { height: size.height + 1, ..size });
-        self.sizes[node] = size
-            .filter(|size| size.classes <= LEXEME_CLASSES_MAX && size.height <= LEXEME_HEIGHT_MAX);
+        self.sizes[node] = size.filter(|size| {
+            size.classes <= LEXEME_CLASSES_MAX
+                && size.ranges <= LEXEME_RANGES_MAX
+                && size.height <= LEXEME_HEIGHT_MAX
+        });
         self.sizes[node]
     }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use shared::{Grammar, TokenId};
 
 use super::{Draws, compiler, guide};
-use crate::grammar::{GrammarCompiler, GuideError};
+use crate::grammar::{GRAMMAR_STACK_BYTES, GrammarCompiler, GuideError};
 
 /// What grammars are made of, valid and not.
 const PIECES: [&str; 48] = [
@@ -280,4 +280,46 @@ fn deep_nesting_is_refused_before_it_needs_the_stack() {
     for rules in [200, 400, 4_000] {
         assert!(!follow(&compiler, Grammar::Ebnf(chain(rules))));
     }
+}
+
+/// Compiles on a stack as grammar threads have it; what a refusal says.
+fn compiled_deep(grammar: Grammar) -> Option<String> {
+    let compile = move || compiler().compile(&grammar).err().map(|refusal| refusal.to_string());
+    let thread = std::thread::Builder::new().stack_size(GRAMMAR_STACK_BYTES);
+    thread.spawn(compile).unwrap().join().unwrap()
+}
+
+#[test]
+fn what_refers_to_itself_deeply_is_compiled_or_refused_before_it_needs_the_stack() {
+    // Definitions of which each is the next one, inside of so many others.
+    let definitions = |count: usize, (open, close): (&str, &str), depth: usize| {
+        let (open, close) = (open.repeat(depth), close.repeat(depth));
+        let link = |n: usize| format!("\"a{n}\":{open}{{\"$ref\":\"#/$defs/a{}\"}}{close},", n + 1);
+        let links: String = (0..count).map(link).collect();
+        let root = "{\"$ref\":\"#/$defs/a0\",\"$defs\":{";
+        Grammar::Json(format!("{root}{links}\"a{count}\":{{\"type\":\"integer\"}}}}}}"))
+    };
+    let [items, any] = [("{\"items\":", "}"), ("{\"anyOf\":[", "]}")];
+    let all = ("{\"allOf\":[{\"type\":\"array\"},", "]}");
+    assert_eq!(compiled_deep(definitions(3_900, items, 0)), None);
+    for (nested, count, depth) in [(items, 60, 100), (any, 140, 50), (all, 100, 50), (any, 700, 8)]
+    {
+        let refusal = compiled_deep(definitions(count, nested, depth));
+        // Some are too large for llguidance itself.
+        assert!(refusal.is_none_or(|text| !text.contains("deeper")), "{nested:?}");
+    }
+    for (nested, count, depth) in [(items, 80, 100), (any, 160, 50), (any, 2_000, 4)] {
+        let refusal = compiled_deep(definitions(count, nested, depth)).unwrap();
+        assert!(refusal.contains("deeper than 8000"), "{refusal}");
+    }
+    // The same in the Lark of custom tools, of which as many rules are kept.
+    let rules = |link: fn(usize) -> String| {
+        let links: String = (0..9_900).map(link).collect();
+        let head = "start: input\ninput: %lark {\nstart: r0\n";
+        Grammar::Server(format!("{head}{links}r9900: \"a\"\n}}\n"))
+    };
+    assert_eq!(compiled_deep(rules(|n| format!("r{n}: r{}\n", n + 1))), None);
+    let words = rules(|n| format!("R{n}: R{} \"a\"\n", n + 1)).text().replace("r0", "R0");
+    let words = compiled_deep(Grammar::Server(words.replace("r9900", "R9900")));
+    assert!(words.is_none_or(|refusal| !refusal.is_empty()));
 }

@@ -164,6 +164,21 @@ fn accepts(compiler: &GrammarCompiler, lark: &str, text: &str) -> bool {
     matcher.compute_mask_or_eos().unwrap().is_allowed(END.0)
 }
 
+#[test]
+fn what_is_large_is_followed_by_characters() {
+    // A copy of the long literal for each of the short ones would be millions of characters.
+    let exits: Vec<String> = (0..5_000).map(|number| format!("\"字{number}\"")).collect();
+    let copied = format!("root ::= \"{}\" ( root | {} )", "é".repeat(5_000), exits.join(" | "));
+    assert_eq!(longer_lexemes(&copied), 0);
+    // A class of many characters, none a neighbour of another, and many of it.
+    let signs: String = (0..8_000).filter_map(|n| char::from_u32(0x4E00 + 2 * n)).collect();
+    let wide = format!("root ::= {}\nbig ::= [{signs}]", "big ".repeat(60));
+    assert_eq!(longer_lexemes(&wide), 0);
+    // One of them is a character like any other.
+    let beside = format!("root ::= \"ab\" big \"cd\"\nbig ::= [{signs}]");
+    assert_eq!(longer_lexemes(&beside), 2);
+}
+
 struct Case {
     name: &'static str,
     grammar: &'static str,

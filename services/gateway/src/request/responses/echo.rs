@@ -29,7 +29,7 @@ pub(super) fn echoed(fields: &Fields) -> Map<String, Value> {
         let mut value = fields.peek(name).cloned().unwrap_or(default);
         match name {
             "text" => complete_text(&mut value),
-            "tools" => value.as_array_mut().into_iter().flatten().for_each(complete_tool),
+            "tools" => complete_tools(&mut value),
             _ => {}
         }
         echo.insert(name.to_owned(), value);
@@ -39,6 +39,17 @@ pub(super) fn echoed(fields: &Fields) -> Map<String, Value> {
         echo.insert("user".into(), user.clone());
     }
     echo
+}
+
+/// What tokens are drawn by in the end, where that is not what was asked for: the recipe's modes leave little choice.
+pub(crate) fn echo_drawn(echo: &mut Map<String, Value>, temperature: f32, top_p: f32) {
+    for (name, drawn) in [("temperature", temperature), ("top_p", top_p)] {
+        // As short as the client writes it, and not as the nearest f64 of an f32.
+        let drawn: f64 = drawn.to_string().parse().expect("numbers print as numbers");
+        if echo.get(name).and_then(Value::as_f64) != Some(drawn) {
+            echo.insert(name.to_owned(), drawn.into());
+        }
+    }
 }
 
 /// Clients that ask for a verbosity alone name no format, and read one.
@@ -51,6 +62,13 @@ fn complete_text(text: &mut Value) {
     if format["type"] == "json_schema" {
         complete(format, [("description", Value::Null), ("strict", false.into())]);
     }
+}
+
+/// Searches of the web are no tools of the answer: the prompt does not have them.
+fn complete_tools(tools: &mut Value) {
+    let Value::Array(tools) = tools else { return };
+    tools.retain(|tool| !tool["type"].as_str().is_some_and(|kind| kind.starts_with("web_search")));
+    tools.iter_mut().for_each(complete_tool);
 }
 
 /// The members that a request may leave out of a function and a response may not.

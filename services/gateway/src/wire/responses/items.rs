@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::copy_of;
+use crate::wire::copy_of;
 use crate::wire::unquoting::Unquoting;
 
 /// An item that is not done.

@@ -50,6 +50,7 @@ pub(super) fn constraint_to_wire(constraint: &Constraint) -> v1::Constraint {
         grammar: Some(grammar),
         trigger: tokens_to_wire(&constraint.trigger),
         bound: constraint.bound.map(|token| token.0),
+        barred: constraint.barred.map(|token| token.0),
     }
 }
 
@@ -63,7 +64,8 @@ pub(super) fn constraint_from_wire(message: v1::Constraint) -> Result<Constraint
     bounded(grammar.text().len(), GRAMMAR_BYTES_MAX, "constraint.grammar")?;
     bounded(message.trigger.len(), TRIGGER_TOKENS_MAX, "constraint.trigger")?;
     let trigger = tokens_from_wire(&message.trigger, "constraint.trigger")?;
-    Ok(Constraint { grammar, trigger, bound: message.bound.map(TokenId) })
+    let [bound, barred] = [message.bound, message.barred].map(|token| token.map(TokenId));
+    Ok(Constraint { grammar, trigger, bound, barred })
 }
 
 pub(super) fn scored_to_wire(token: TokenId, logprobs: &TokenLogprobs) -> v1::ScoredToken {

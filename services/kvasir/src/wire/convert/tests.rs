@@ -90,7 +90,8 @@ fn decode_request() -> DecodeRequest {
 }
 
 fn constraint(grammar: Grammar) -> Constraint {
-    Constraint { grammar, trigger: vec![TokenId(7), TokenId(7)], bound: Some(TokenId(0)) }
+    let trigger = vec![TokenId(7), TokenId(7)];
+    Constraint { grammar, trigger, bound: Some(TokenId(0)), barred: Some(TokenId(9)) }
 }
 
 fn prefill_request() -> PrefillRequest {
@@ -139,7 +140,8 @@ fn requests_come_back() {
     };
     let grammars = [Grammar::Regex, Grammar::Ebnf, Grammar::Server].map(|kind| {
         let constraint = constraint(kind("a".to_owned()));
-        let constraint = Constraint { trigger: Vec::new(), bound: None, ..constraint };
+        let constraint =
+            Constraint { trigger: Vec::new(), bound: None, barred: None, ..constraint };
         DecodeRequest { constraint: Some(Arc::new(constraint)), ..decode_request() }
     });
     for request in grammars.into_iter().chain([decode_request(), bare]) {
