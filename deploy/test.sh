@@ -28,6 +28,7 @@ install() {
   need_nextest
   need_sdks
   need_schema_suite
+  need_v41_tokenizer
 }
 
 documentation() {

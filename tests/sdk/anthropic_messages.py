@@ -1,5 +1,7 @@
 """Messages and token counts through the Python library of Anthropic."""
 
+import json
+
 import anthropic
 
 from checks import check, expect, options, raised, run
@@ -13,12 +15,36 @@ WEATHER = {
         "required": ["city"],
     },
 }
+# Every member asked for, and none that can be long: what a small model is held to when it must call.
+FORCED = {
+    "name": "get_weather",
+    "strict": True,
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
 
 
 def ask(text, temperature=0, **more):
     # This version of the library has no argument for it any more.
     return {"model": OPTIONS.model, "max_tokens": 48, "extra_body": {"temperature": temperature}, "thinking": {"type": "disabled"},
             "messages": [{"role": "user", "content": text}], **more}
+
+
+def is_call(block):
+    """Whether a block is a call that `FORCED` allows."""
+    expect(block.type == "tool_use" and block.name == "get_weather" and list(block.input) == ["city", "days"], block)
+    city, days = block.input.values()
+    expect(isinstance(city, str) and len(city) <= 12 and type(days) is int, block)
 
 
 def prompt_tokens(usage):
@@ -162,4 +188,48 @@ if __name__ == "__main__":
                     pass
             error = raised(anthropic.APIStatusError, read)
             expect(error.body["error"]["type"] == "api_error", error.body)
+    else:
+        @check
+        def a_tool_loop_goes_round(client):
+            for choice in [{"type": "any"}, {"type": "tool", "name": "get_weather"}]:
+                request = ask("Weather: Oslo?", tools=[FORCED], tool_choice=choice, max_tokens=200)
+                called = client.messages.create(**request)
+                [use] = called.content
+                expect(called.stop_reason == "tool_use", called)
+                is_call(use)
+                with client.messages.stream(**request) as stream:
+                    [streamed] = stream.get_final_message().content
+                expect(streamed.input == use.input, streamed)
+                result = {"type": "tool_result", "tool_use_id": use.id, "content": "It is sunny."}
+                turns = request["messages"] + [
+                    {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+                answer = client.messages.create(**{**request, "messages": turns, "tool_choice": {"type": "none"}})
+                expect(answer.stop_reason == "end_turn" and answer.content[0].text, answer)
+
+        @check
+        def a_tool_is_called_behind_reasoning_and_the_reasoning_goes_back(client):
+            request = ask("Weather: Oslo?", tools=[FORCED], tool_choice={"type": "any"}, max_tokens=2_000,
+                          thinking={"type": "enabled", "budget_tokens": 1024}, extra_body=None)
+            called = client.messages.create(**request)
+            thought, use = called.content
+            expect(thought.type == "thinking" and thought.thinking and thought.signature, called)
+            is_call(use)
+            result = {"type": "tool_result", "tool_use_id": use.id, "content": "It is sunny."}
+            turns = request["messages"] + [
+                {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+            answer = client.messages.create(**{**request, "messages": turns, "tool_choice": {"type": "none"}})
+            expect([block.type for block in answer.content] == ["thinking", "text"], answer)
+
+        @check
+        def a_schema_holds_for_the_answer(client):
+            form = {"format": {"type": "json_schema", "schema": ANSWER}}
+            for thinking in [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}]:
+                request = ask("What is 17 + 25?", output_config=form, thinking=thinking, max_tokens=2_000)
+                whole = client.messages.create(**request)
+                with client.messages.stream(**request) as stream:
+                    streamed = stream.get_final_message()
+                for message in [whole, streamed]:
+                    value = json.loads(message.content[-1].text)
+                    expect(list(value) == ["answer"] and type(value["answer"]) is int, message)
+                    expect(message.stop_reason == "end_turn", message)
     run(anthropic.Anthropic(base_url=OPTIONS.url, api_key=OPTIONS.key, max_retries=0))

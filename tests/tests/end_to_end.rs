@@ -7,6 +7,8 @@ mod explain;
 mod faults;
 mod kv;
 mod life;
+mod log;
 mod public;
 mod recipe;
 mod sdk;
+mod tokenizer;

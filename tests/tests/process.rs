@@ -35,9 +35,14 @@ pub(crate) fn errors_of(output: &Output) -> String {
 
 /// Starts `kvasir serve` with the built-in model on free ports.
 pub(crate) fn serve(arguments: &[&str], errors: Stdio) -> Child {
+    serve_model(&seedling(), arguments, errors)
+}
+
+/// Starts `kvasir serve` with a model on free ports.
+pub(crate) fn serve_model(model: &Path, arguments: &[&str], errors: Stdio) -> Child {
     Command::new(binary())
         .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--model"])
-        .arg(seedling())
+        .arg(model)
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -73,7 +78,11 @@ impl Server {
 
     /// The same for a server whose clients connect by this scheme.
     pub(crate) fn start_at(scheme: &str, arguments: &[&str]) -> Self {
-        let mut child = serve(arguments, Stdio::inherit());
+        Self::of(serve(arguments, Stdio::inherit()), scheme)
+    }
+
+    /// A server that was started, once it listens for clients that connect by this scheme.
+    pub(crate) fn of(mut child: Child, scheme: &str) -> Self {
         let output = child.stdout.take().expect("standard output is piped");
         let mut output = BufReader::new(output);
         let admin = address_in(&mut output, "admin on http://");

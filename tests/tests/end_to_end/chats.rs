@@ -105,6 +105,32 @@ fn a_repeated_long_prompt_is_cached_and_answered_alike() {
 }
 
 #[test]
+fn behaviour_21_29_later_answers_to_a_prompt_find_its_blocks() {
+    let server = Server::start(&[]);
+    let mut body = chat(&user(&long_text(120)), 8, false);
+    body["n"] = json!(3);
+    let response = post(server.clients, CHAT, &body.to_string());
+    assert_eq!(response.status, 200, "{}", response.body);
+    let found = response.json();
+    let choices = found["choices"].as_array().expect("a list");
+    assert_eq!(choices.len(), 3);
+    assert!(choices.iter().all(|choice| choice["message"] == choices[0]["message"]), "{found}");
+    let usage = &found["usage"];
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0, "as the first found it");
+    let prompt = usage["prompt_tokens"].as_u64().expect("a count");
+    let hit = (prompt - 140) / 128 * 128;
+    let metrics = get(server.admin, "/metrics").body;
+    let count = |source: &str| {
+        let name = format!("kvasir_gateway_prompt_tokens_total{{source=\"{source}\"}} ");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&name));
+        value.and_then(|value| value.parse::<u64>().ok()).expect("a count")
+    };
+    assert_eq!(count("cached") + count("replayed") + count("cold"), 3 * prompt, "{metrics}");
+    assert!(2 * hit <= count("cached") + count("replayed"), "{hit} of {prompt} twice: {metrics}");
+    assert!(prompt <= count("cold") && count("cold") <= 3 * prompt - 2 * hit, "{metrics}");
+}
+
+#[test]
 fn the_next_turn_hits_through_the_answer_or_through_the_prompt_of_a_thinking_one() {
     let server = Server::start(&["--lineage", "exact"]);
     for thinking in [false, true] {

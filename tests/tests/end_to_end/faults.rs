@@ -63,7 +63,35 @@ fn bad_requests_are_told_what_is_wrong_and_leave_nothing_behind() {
 }
 
 #[test]
-fn a_client_that_leaves_ends_the_whole_chain() {
+fn behaviour_24_what_cannot_be_held_to_is_refused_before_any_answer() {
+    let server = Server::start(&[]);
+    let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    for format in [
+        schema(json!({"type": 5})),
+        schema(json!({"type": "string", "pattern": "(?=a)b"})),
+        schema(json!({"$ref": "#/$defs/nothing"})),
+        schema(json!({"$ref": "https://example.com/schema"})),
+        json!({"type": "regex", "regex": "(a"}),
+        json!({"type": "regex", "regex": "a{1000000000}"}),
+        json!({"type": "ebnf", "ebnf": "root ::= nothing"}),
+        json!({"type": "ebnf", "ebnf": "root ::= \"a"}),
+    ] {
+        for streamed in [false, true] {
+            let request = body(|b| {
+                b["response_format"] = format.clone();
+                b["stream"] = json!(streamed);
+            });
+            let response = post(server.clients, CHAT, &request);
+            assert_eq!(response.status, 400, "{format}: {}", response.body);
+            assert!(!response.error_message().is_empty(), "{format}");
+        }
+    }
+    assert_eq!(post(server.clients, CHAT, &body(|_| ())).status, 200, "others are served");
+    assert_eq!(at_rest(&server)["leaked"], 0);
+}
+
+#[test]
+fn behaviour_25_a_client_that_leaves_ends_the_whole_chain() {
     let server = Server::start(&[]);
     let text = "Anna finds a red ball in the garden. ".repeat(300);
     for streamed in [true, false] {
@@ -116,7 +144,7 @@ fn streamed_text(events: &[String]) -> String {
 }
 
 #[test]
-fn characters_arrive_whole_however_tokens_cut_them() {
+fn behaviour_11_characters_arrive_whole_however_tokens_cut_them() {
     let (_folder, server) = scripted();
     for (word, expected) in [("plain", "forty-two"), ("umlaut", "Grüße 日本")] {
         let whole = post(server.clients, CHAT, &ask(word, false));

@@ -1,5 +1,5 @@
 //! Client libraries that others wrote, in front of the real binary with keys and limits: first of a script, for exact shapes
-//! and faults, then of the built-in model, for real answers. The checks are in `tests/sdk`; `deploy/test.sh` installs the
+//! and faults, then of the built-in model, for real answers: tools, schemas, thinking. The checks are in `tests/sdk`; `deploy/test.sh` installs the
 //! libraries.
 
 use std::fs;
@@ -18,11 +18,35 @@ use crate::repository::root;
 const REST_TRIES: u32 = 100;
 const REST_WAIT: Duration = Duration::from_millis(100);
 
+/// Settings with which every silence of `silence.json` (150 ms before each token) is filled.
+const SILENCES_FILLED: &str =
+    "[gateway]\nhead_wait_ms_max = 10\nkeep_alive_ms = 20\nwhole_keep_alive_ms = 20\n";
+
 /// What answers.
 #[derive(Clone, Copy)]
 enum Engine {
     Script,
+    /// A script that is silent for longer than clients are left without a sign.
+    Slow,
     Model,
+}
+
+impl Engine {
+    /// The file of the script, unless the model answers.
+    fn script(self) -> Option<PathBuf> {
+        match self {
+            Self::Script => Some(checks().join("script.json")),
+            Self::Slow => Some(checks().join("silence.json")),
+            Self::Model => None,
+        }
+    }
+
+    fn settings(self) -> &'static str {
+        match self {
+            Self::Slow => SILENCES_FILLED,
+            Self::Script | Self::Model => "",
+        }
+    }
 }
 
 /// A server that asks for keys, and two of them.
@@ -65,11 +89,11 @@ impl Guarded {
         let more = ["--name", "limited", "--tenant", "bolt", "--requests-per-minute", "1"];
         let limited = add_key(&keys, &more);
         let config = folder.path().join("kvasir.toml");
-        fs::write(&config, "[http]\nkeys_file = \"keys.toml\"\n").expect("a file can be written");
-        let script = checks().join("script.json");
+        let settings = format!("[http]\nkeys_file = \"keys.toml\"\n{}", engine.settings());
+        fs::write(&config, settings).expect("a file can be written");
         let text = |path: &Path| path.to_str().expect("a plain name").to_owned();
         let mut arguments = vec!["--config".to_owned(), text(&config)];
-        if let Engine::Script = engine {
+        if let Some(script) = engine.script() {
             arguments.extend(["--scripted".to_owned(), text(&script)]);
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -85,7 +109,7 @@ impl Guarded {
             _ => (PathBuf::from("node"), beside(&libraries.join("js"))),
         };
         let engine = match engine {
-            Engine::Script => "script",
+            Engine::Script | Engine::Slow => "script",
             Engine::Model => "model",
         };
         let output = Command::new(program)
@@ -158,11 +182,16 @@ fn anthropics_libraries_exchange_messages_with_the_model() {
 }
 
 #[test]
-fn openais_library_uses_responses_completions_and_tools_with_a_script() {
-    holds(Engine::Script, &["openai_more.py"]);
+fn openais_libraries_use_responses_completions_and_tools_with_a_script() {
+    holds(Engine::Script, &["openai_more.py", "openai_more.mjs"]);
 }
 
 #[test]
-fn openais_library_uses_responses_and_completions_with_the_model() {
-    holds(Engine::Model, &["openai_more.py"]);
+fn openais_libraries_use_responses_completions_tools_and_schemas_with_the_model() {
+    holds(Engine::Model, &["openai_more.py", "openai_more.mjs"]);
+}
+
+#[test]
+fn behaviour_30_every_library_reads_through_comments_pings_and_blank_lines() {
+    holds(Engine::Slow, &["silence.py", "silence.mjs"]);
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use decode::DecodeConfig;
-use shared::{Clock, DecodeEvent, DecodeRequest};
+use parking_lot::Mutex;
+use shared::{Clock, Decode, DecodeEvent, DecodeRequest, Flow, Ticket};
 
 use crate::checks::{SAMPLED, check};
 use crate::prefill_double::Visit;
@@ -158,6 +159,63 @@ fn a_client_that_leaves_ends_the_whole_chain() {
     drop(ticket);
     let stats = rig.stats();
     assert_eq!((stats.cancelled, stats.finished, stats.failed), (4, 0, 0));
+}
+
+/// The token at which clients leave.
+const LEFT_AT: u32 = 3;
+
+/// How a client leaves.
+#[derive(Clone, Copy, Debug)]
+enum Leave {
+    /// It does not listen any more.
+    CloseSink,
+    /// Its request is given up.
+    DropTicket,
+}
+
+/// Leaves at a token: how many were heard, and the steps computed in all.
+fn heard_and_computed(asked: DecodeRequest, leave: Leave) -> (u32, u64) {
+    let rig = Rig::new(&tiny(), RigOptions::default());
+    let held: Arc<Mutex<Option<Ticket>>> = Arc::default();
+    let heard = Arc::new(Mutex::new(0));
+    let (ticket, tokens) = (Arc::clone(&held), Arc::clone(&heard));
+    let sink = move |event| {
+        if !matches!(event, DecodeEvent::Token(..)) {
+            return Flow::Open;
+        }
+        *tokens.lock() += 1;
+        match leave {
+            Leave::CloseSink if LEFT_AT <= *tokens.lock() => Flow::Closed,
+            Leave::DropTicket if LEFT_AT <= *tokens.lock() => {
+                drop(ticket.lock().take());
+                Flow::Open
+            }
+            Leave::CloseSink | Leave::DropTicket => Flow::Open,
+        }
+    };
+    // The worker is held up at that token until the ticket is here.
+    let mut held_ticket = held.lock();
+    *held_ticket = Some(rig.submit(asked, Box::new(sink)));
+    drop(held_ticket);
+    rig.rest();
+    let stats = rig.stats();
+    assert_eq!((stats.cancelled, stats.finished), (1, 0), "{leave:?}");
+    (*heard.lock(), stats.steps)
+}
+
+#[test]
+fn behaviour_25_a_client_that_leaves_costs_one_step_at_most() {
+    let engine = tiny();
+    let prompt = prompt(&engine, 3, 20);
+    let rig = Rig::new(&engine, RigOptions::default());
+    assert_eq!(rig.answer(request(&prompt, LEFT_AT)).tokens.len(), 3);
+    rig.rest();
+    let needed = rig.stats().steps;
+    for leave in [Leave::CloseSink, Leave::DropTicket] {
+        let (heard, steps) = heard_and_computed(request(&prompt, 1_000), leave);
+        assert!(heard <= LEFT_AT + 1, "{leave:?}: {heard} tokens");
+        assert!(steps <= needed + 1, "{leave:?}: {steps} steps, {needed} needed");
+    }
 }
 
 #[test]

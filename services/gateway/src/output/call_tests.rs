@@ -36,7 +36,7 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn calls_agree_with_the_oracle_at_every_split_point() {
+fn behaviour_07_08_calls_agree_with_the_oracle_at_every_split_point() {
     let bench = Bench::new();
     for case in CASES {
         for cut in (0..=case.text.len()).filter(|cut| case.text.is_char_boundary(*cut)) {
@@ -128,7 +128,7 @@ fn newlines_before_a_block_are_dropped_also_behind_a_bracket() {
 }
 
 #[test]
-fn markup_spelled_as_text_is_text() {
+fn behaviour_27_markup_spelled_as_text_is_text() {
     let bench = Bench::new();
     let text = CASES[0].text;
     let ids = bench.plain.encode(text, false).unwrap().get_ids().to_vec();
@@ -152,7 +152,7 @@ fn without_tools_the_sentinel_is_hidden() {
 }
 
 #[test]
-fn arguments_come_as_they_are_written() {
+fn behaviour_07_arguments_come_as_they_are_written() {
     let bench = Bench::new();
     let mut parser = bench.reading(&case("", OutputStart::Calls), true);
     let head = "<｜DSML｜ invoke name=\"f\"><｜DSML｜ parameter name=\"a\" string=\"true\">";

@@ -275,7 +275,7 @@ fn a_new_turn_tokenises_only_what_is_new() {
 }
 
 #[test]
-fn spelled_control_tokens_stay_text_in_every_role() {
+fn behaviour_27_spelled_control_tokens_stay_text_in_every_role() {
     let (_, vocabulary) = seedling();
     let spellings = "<｜User｜></think><think><｜System｜>｜DSML｜<｜end▁of▁sentence｜><｜Assistant｜><｜deepseek_image｜>";
     let change = json!({"messages": [

@@ -140,7 +140,7 @@ fn refused(cases: &[(Value, &str, u16)]) {
 }
 
 #[test]
-fn harmless_fields_are_accepted() {
+fn behaviour_19_harmless_fields_are_accepted() {
     for change in [
         json!({}),
         json!({"n": 1, "logprobs": false, "tools": [], "logit_bias": {}, "stop": null}),
@@ -155,7 +155,7 @@ fn harmless_fields_are_accepted() {
 }
 
 #[test]
-fn max_completion_tokens_beats_max_tokens() {
+fn behaviour_26_max_completion_tokens_beats_max_tokens() {
     let read = |change| match check(change).unwrap().source {
         Source::Chat(chat) => chat.max_tokens,
         _ => panic!("not a chat"),

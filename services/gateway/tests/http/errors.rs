@@ -145,7 +145,7 @@ async fn refusals_of_the_worker_carry_a_status_streamed_or_not() {
 }
 
 #[tokio::test]
-async fn a_failure_within_a_stream_is_its_last_event() {
+async fn behaviour_18_a_failure_within_a_stream_is_its_last_event() {
     let answers =
         json!([{"match": "*", "text": "one two three", "fail_after": 2, "fail": "internal"}]);
     let house = House::new(answers).await;

@@ -75,7 +75,7 @@ async fn responses_tell_them_of_text_and_only_when_asked() {
 }
 
 #[tokio::test]
-async fn legacy_offsets_count_characters() {
+async fn behaviour_12_legacy_offsets_count_characters() {
     let house = House::new(json!([{"match": "*", "text": "é 杭州 🤭 end"}])).await;
     let body = json!({"model": "seedling", "prompt": "x", "logprobs": 2, "max_tokens": 99});
     let whole = post(house.public, "/v1/completions", &body).await.json();

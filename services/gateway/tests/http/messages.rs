@@ -21,7 +21,7 @@ fn tools() -> Value {
 const ANSWER: &str = "Hm.\n</think>\n\nI look.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"get_time\">\n<｜DSML｜ parameter name=\"zone\" string=\"true\">UTC</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>";
 
 #[tokio::test]
-async fn behaviour_15_blocks_come_in_order_with_indexes_and_names() {
+async fn behaviour_15_16_blocks_come_in_order_with_indexes_and_names() {
     let started = json!({"cached_tokens": 4});
     let house = House::new(json!([{"match": "*", "text": ANSWER, "started": started}])).await;
     let body = ask(&json!({"stream": true, "thinking": {"type": "enabled"}, "tools": tools()}));
@@ -65,6 +65,7 @@ async fn behaviour_15_blocks_come_in_order_with_indexes_and_names() {
         (&json!(4), &json!(0))
     );
     assert_eq!(delta["usage"]["input_tokens"], start["input_tokens"]);
+    assert_eq!(delta["usage"]["cache_read_input_tokens"], 4);
     assert!(0 < delta["usage"]["output_tokens"].as_u64().unwrap());
     assert_eq!(events.iter().filter(|(name, _)| *name == "ping").count(), 1);
 }
@@ -96,13 +97,15 @@ async fn behaviour_17_a_stop_sequence_is_named() {
     for stream in [false, true] {
         let body = ask(&json!({"stop_sequences": ["x", "STOP"], "stream": stream}));
         let reply = post(house.public, "/v1/messages", &body).await;
-        let end = if stream {
+        let (end, text) = if stream {
             let events = reply.named_events();
             let end = events.iter().find(|(name, _)| *name == "message_delta").unwrap();
-            end.1["delta"].clone()
+            let texts = events.iter().filter_map(|(_, event)| event["delta"]["text"].as_str());
+            (end.1["delta"].clone(), texts.collect())
         } else {
-            reply.json()
+            (reply.json(), reply.json()["content"][0]["text"].as_str().unwrap().to_owned())
         };
+        assert_eq!(text, "one ");
         assert_eq!(end["stop_reason"], "stop_sequence");
         assert_eq!(end["stop_sequence"], "STOP");
     }

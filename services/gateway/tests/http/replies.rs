@@ -131,7 +131,7 @@ async fn a_whole_answer_is_one_object() {
 }
 
 #[tokio::test]
-async fn characters_are_never_split_between_chunks() {
+async fn behaviour_11_characters_are_never_split_between_chunks() {
     let text = "é杭🤭👩‍👩‍👧!";
     let house = House::new(json!([{"match": "*", "tokens": byte_tokens(text)}])).await;
     let reply = chat(house.public, &ask(&json!({"stream": true}))).await;
@@ -151,7 +151,7 @@ async fn half_a_character_at_the_bound_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_stop_string_over_several_tokens_is_not_shown_and_ends_the_request() {
+async fn behaviour_10_a_stop_string_over_several_tokens_is_not_shown_and_ends_the_request() {
     let tokens = byte_tokens("one STO two STOP three");
     let answers = json!([{"match": "*", "tokens": tokens, "then": "hold"}]);
     let mut house = House::new(answers).await;
@@ -174,7 +174,7 @@ async fn a_stop_string_over_several_tokens_is_not_shown_and_ends_the_request() {
 }
 
 #[tokio::test]
-async fn what_might_have_become_a_stop_string_is_shown_at_the_end() {
+async fn behaviour_10_what_might_have_become_a_stop_string_is_shown_at_the_end() {
     let answers = json!([{"match": "*", "tokens": byte_tokens("one STO"), "then": "length"}]);
     let house = House::new(answers).await;
     let reply = chat(house.public, &ask(&json!({"stream": true, "stop": "STOP"}))).await;

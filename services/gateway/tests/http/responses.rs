@@ -19,6 +19,22 @@ fn tools() -> Value {
     json!([{"type": "function", "name": "get_time", "parameters": {"type": "object"}}])
 }
 
+/// Asserts that the events of an item name it by one id.
+fn items_have_one_id(events: &[(&str, Value)]) {
+    let mut item = &Value::Null;
+    for (name, event) in events {
+        if *name == "response.output_item.added" {
+            item = &event["item"]["id"];
+            assert!(item.is_string(), "{event}");
+        }
+        let named = event.get("item_id").or_else(|| event.get("item").map(|item| &item["id"]));
+        match event.get("output_index") {
+            Some(_) => assert_eq!(named, Some(item), "{event}"),
+            None => assert_eq!(named, None, "{event}"),
+        }
+    }
+}
+
 #[tokio::test]
 async fn behaviour_13_14_events_are_in_order_and_numbered_without_gaps() {
     let house = House::new(json!([{"match": "*", "text": ANSWER}])).await;
@@ -54,6 +70,7 @@ async fn behaviour_13_14_events_are_in_order_and_numbered_without_gaps() {
             "response.completed",
         ]
     );
+    items_have_one_id(&events);
     let last = &events.last().unwrap().1["response"];
     let mut done = Vec::new();
     let mut joined = String::new();
@@ -108,7 +125,7 @@ async fn a_whole_response_has_what_the_schema_requires() {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_cut_is_incomplete_and_a_failure_is_failed() {
+async fn behaviour_18_an_answer_that_was_cut_is_incomplete_and_a_failure_is_failed() {
     let house = House::new(json!([
         {"match": "break", "text": "one two", "fail_after": 2},
         {"match": "*", "text": "x</think>one two three four"},
