@@ -223,6 +223,8 @@ impl Reader<'_> {
         let Some(buffer) = whole.buffer else { unreachable!("reads come back with their buffer") };
         let bytes = run.blocks.iter().map(Placed::bytes).sum();
         let served = Served { reads: wide(run.blocks.len()), bytes, began: run.began };
+        // Before anyone is answered: who asks again at once must find what this one taught.
+        self.shared.load.lock().served(served, self.shared.clock.now());
         match whole.result {
             Ok(()) => {
                 let mut records = buffer.bytes();
@@ -245,7 +247,6 @@ impl Reader<'_> {
             Err(error) => self.answer_all(run.blocks, reason(&error)),
         }
         self.free.push(buffer);
-        self.shared.load.lock().served(served, self.shared.clock.now());
     }
 
     fn answer_all(&self, blocks: Vec<Placed>, error: DiskReadError) {

@@ -48,7 +48,8 @@ fn blocks_come_from_the_object_store_bit_for_bit_and_go_to_the_drive_again() {
     let stats = rig.tier.stats();
     assert_eq!((stats.onboarded, stats.object_too_slow, stats.disk_too_slow), (3, 0, 0));
     let objects = stats.disk.unwrap().objects.unwrap();
-    assert_eq!((objects.read, objects.gets), (2, 1), "neighbours come together");
+    // Neighbours come together when both wait before the first is begun (`object::tests::parts`).
+    assert!(objects.read == 2 && objects.gets <= 2, "{objects:?}");
     assert_eq!(disk.places(&[name(0), name(1)]), [Some(Below::Drive); 2]);
 }
 

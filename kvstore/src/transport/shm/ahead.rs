@@ -59,6 +59,11 @@ impl Ahead {
         self.0 = Some(Copies { mapped, queue, early: BTreeMap::new(), beside, turn: 0, end });
     }
 
+    /// Whether no read is left here.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.as_ref().is_none_or(|copies| copies.turn == copies.end)
+    }
+
     /// Puts the next read at the front of the run and says what its copy came to; none when nothing was tried.
     pub(super) async fn next(&mut self, run: &mut Run<'_>) -> Option<Copied> {
         let copies = self.0.as_mut()?;

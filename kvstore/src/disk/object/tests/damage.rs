@@ -162,5 +162,6 @@ fn a_read_that_hangs_ends_in_time_and_makes_the_estimate_grow() {
     let after = rig.tier.object_load().unwrap().time_for(1, 4_096);
     assert!(Duration::from_millis(200) < after, "{after:?}");
     faults.hanging.store(false, Ordering::SeqCst);
-    assert_eq!(rig.readable(0..26).len(), 26);
+    // The limit is of real time, so that a busy machine may be late once more.
+    assert!((0..50).any(|_| rig.readable(0..26).len() == 26));
 }
