@@ -56,7 +56,7 @@ else
 fi
 if [ -z "$kvasir" ]; then
   say "building kvasir"
-  (cd "$root" && cargo build --release --quiet -p kvasir)
+  (cd "$root" && cargo build --release --quiet --workspace --bins --examples)
   kvasir=${CARGO_TARGET_DIR:-$root/target}/release/kvasir
 fi
 "$kvasir" bench router --model "$root/deploy/models/seedling" "${tokenizer[@]}" --rounds "$rounds" "${peers[@]}"

@@ -73,7 +73,7 @@ fi
 
 if [ -z "$kvasir" ]; then
   say "building kvasir"
-  (cd "$root" && cargo build --release --quiet -p kvasir)
+  (cd "$root" && cargo build --release --quiet --workspace --bins --examples)
   kvasir=${CARGO_TARGET_DIR:-$root/target}/release/kvasir
 fi
 if [ -z "$peers" ]; then
