@@ -12,9 +12,10 @@ use shared::{
     Clock, DecodeDirectory, DecodeEvent, DecodeRequest, Flow, LegOutcome, PlaceEvent, PlaceRequest,
     Placement, Placer, ServeError, Sink, Ticket, Timestamp, TokenId, WorkerRank,
 };
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::alarm::Alarm;
 use crate::evidence::Evidence;
 use crate::metrics::Metrics;
 use crate::prompt::Prepared;
@@ -54,7 +55,7 @@ pub(crate) struct Session {
     deadline: Timestamp,
     /// When even a silent worker is given up. Workers keep the deadline by themselves and are given a moment to say so.
     silence_ends: Instant,
-    overflow: Arc<Notify>,
+    overflow: Arc<Alarm>,
     evidence: Evidence,
     leg: Option<Leg>,
     resumes_left: u32,
@@ -95,9 +96,9 @@ struct Leg {
 }
 
 impl Session {
-    /// A session that has not begun; it does with the first call of [`Self::next`]. `overflow` tells when a worker was
+    /// A session that has not begun; it does with the first call of [`Self::next`]. `overflow` rings when a worker was
     /// stopped because too many events waited.
-    pub(crate) fn new(cluster: Cluster, prepared: Arc<Prepared>, overflow: Arc<Notify>) -> Self {
+    pub(crate) fn new(cluster: Cluster, prepared: Arc<Prepared>, overflow: Arc<Alarm>) -> Self {
         let deadline = cluster.clock.now().after(cluster.request_max);
         let silence_ends = Instant::now() + cluster.request_max + DEADLINE_GRACE;
         let resumes_left = cluster.resumes_max;
@@ -366,7 +367,7 @@ fn failure(error: &ServeError) -> Option<LegOutcome> {
 /// The worker's end of the channel. Gone once the channel is full or nobody listens.
 struct EventSink {
     sender: Option<(mpsc::Sender<DecodeEvent>, oneshot::Sender<()>)>,
-    overflow: Arc<Notify>,
+    overflow: Arc<Alarm>,
 }
 
 impl Sink<DecodeEvent> for EventSink {
@@ -382,7 +383,7 @@ impl Sink<DecodeEvent> for EventSink {
                 // Said before the channel ends, so that its end is not taken for a lost worker. Nobody listens when
                 // the client left at the same moment, which is as good.
                 let _unheard = overflown.send(());
-                self.overflow.notify_one();
+                self.overflow.ring();
                 Flow::Closed
             }
         }
@@ -394,15 +395,16 @@ mod tests {
     use std::sync::Arc;
 
     use shared::{DecodeEvent, Flow, Sink, TokenId};
-    use tokio::sync::{Notify, mpsc, oneshot};
+    use tokio::sync::{mpsc, oneshot};
 
     use super::EventSink;
+    use crate::alarm::Alarm;
 
     fn sink(capacity: usize) -> (EventSink, mpsc::Receiver<DecodeEvent>, oneshot::Receiver<()>) {
         let (events, receiver) = mpsc::channel(capacity);
         let (overflow, overflown) = oneshot::channel();
         let sender = Some((events, overflow));
-        (EventSink { sender, overflow: Arc::new(Notify::new()) }, receiver, overflown)
+        (EventSink { sender, overflow: Arc::new(Alarm::default()) }, receiver, overflown)
     }
 
     #[test]

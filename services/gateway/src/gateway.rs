@@ -20,6 +20,7 @@ use crate::metrics::{Metrics, MetricsProvider};
 use crate::prompt::Prompter;
 use crate::routes;
 use crate::stored::{ResponseStore, StoredBounds};
+use crate::stream::Streams;
 use crate::vocabulary::VocabularyError;
 
 /// Why a gateway cannot be made.
@@ -84,8 +85,9 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) tokenisers: Arc<Semaphore>,
     pub(crate) responses: Arc<ResponseStore>,
-    /// Pumps of running streams, and responses made in the background; at most as many as requests in flight.
-    pumps: Mutex<JoinSet<()>>,
+    pub(crate) streams: Arc<Streams>,
+    /// Responses made in the background; at most as many as requests in flight.
+    background: Mutex<JoinSet<()>>,
     request_id_seed: [u8; 32],
     requests: AtomicU64,
 }
@@ -146,7 +148,8 @@ impl Gateway {
             door,
             admission: Arc::new(admission),
             metrics,
-            pumps: Mutex::new(JoinSet::new()),
+            streams: Arc::default(),
+            background: Mutex::new(JoinSet::new()),
             request_id_seed: parts.request_id_seed,
             requests: AtomicU64::new(0),
         };
@@ -189,10 +192,10 @@ impl Gateway {
     /// Cancels the streams and background responses still running and waits for their tasks; answers how many there were. Requests that are
     /// not streamed end with their connections, which the caller owns.
     pub async fn cut_off(&self) -> usize {
-        let mut pumps = std::mem::take(&mut *self.shared.pumps.lock());
-        let mut running = 0;
-        pumps.abort_all();
-        while let Some(joined) = pumps.join_next().await {
+        let mut running = self.shared.streams.cut_off();
+        let mut background = std::mem::take(&mut *self.shared.background.lock());
+        background.abort_all();
+        while let Some(joined) = background.join_next().await {
             running += usize::from(joined.is_err());
         }
         running
@@ -221,14 +224,14 @@ impl Shared {
         })
     }
 
-    /// Runs the pump of a stream, or what is made in the background; it is joined when a later one is spawned, or by [`Gateway::cut_off`].
-    pub(crate) fn spawn_pump(&self, pump: impl Future<Output = ()> + Send + 'static) {
-        let mut pumps = self.pumps.lock();
-        while let Some(joined) = pumps.try_join_next() {
+    /// Runs what is made in the background; it is joined when a later one is spawned, or by [`Gateway::cut_off`].
+    pub(crate) fn spawn(&self, made: impl Future<Output = ()> + Send + 'static) {
+        let mut background = self.background.lock();
+        while let Some(joined) = background.try_join_next() {
             if let Err(error) = joined {
-                tracing::error!(%error, "a stream's task failed");
+                tracing::error!(%error, "a task in the background failed");
             }
         }
-        pumps.spawn(pump);
+        background.spawn(made);
     }
 }

@@ -36,6 +36,7 @@ mod token_cache;
 mod vocabulary;
 
 mod admission;
+mod alarm;
 mod dispatch;
 
 mod answer;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::stream::{AbortHandle, Abortable, BoxStream, SelectAll, unfold};
 use shared::{RequestId, ServeError};
-use tokio::sync::Notify;
 
+use crate::alarm::Alarm;
 use crate::answer::{Answer, Bill, End, Step};
 use crate::dispatch::{Session, Word};
 use crate::output::Delta;
@@ -36,7 +36,7 @@ pub(crate) struct Run {
 
 /// All runs of one request. Dropping it cancels their chains.
 pub(crate) struct Runs {
-    overflow: Arc<Notify>,
+    alarm: Arc<Alarm>,
     answers: Vec<Answer>,
     /// By prompt, in order; those of a prompt whose first run has not begun.
     waiting: Vec<(usize, usize, Session)>,
@@ -49,11 +49,11 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Runs with the signal that one of them overflowed. Not empty; those of one prompt are neighbours.
-    pub(crate) fn new(runs: Vec<Run>, overflow: Arc<Notify>) -> Self {
+    /// Runs with the alarm that rings when one of them overflowed. Not empty; those of one prompt are neighbours.
+    pub(crate) fn new(runs: Vec<Run>, alarm: Arc<Alarm>) -> Self {
         let first = runs.first().expect("a request has an answer");
         let mut all = Self {
-            overflow,
+            alarm,
             answers: Vec::with_capacity(runs.len()),
             waiting: Vec::new(),
             running: SelectAll::new(),
@@ -75,9 +75,9 @@ impl Runs {
         all
     }
 
-    /// Tells when a worker was stopped because too many events waited.
-    pub(crate) fn overflow(&self) -> Arc<Notify> {
-        Arc::clone(&self.overflow)
+    /// Rings when a worker was stopped because too many events waited.
+    pub(crate) fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
     }
 
     /// The request's id.

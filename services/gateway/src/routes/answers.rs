@@ -11,7 +11,6 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use shared::{Priority, RequestId, SessionKey, Timestamp};
-use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::Instrument;
 
@@ -19,6 +18,7 @@ use super::background::{self, Client};
 use super::whole::{self, Patience, Work};
 use super::{REQUEST_ID, body, json, span_name};
 use crate::admission::Flight;
+use crate::alarm::Alarm;
 use crate::answer::Answer;
 use crate::call::Call;
 use crate::dialect::Dialect;
@@ -31,7 +31,7 @@ use crate::prompt::{Asked, Incoming, Plan, Prompter};
 use crate::request::{Form, Protocol};
 use crate::runs::{Run, Runs};
 use crate::stored::TenantResponses;
-use crate::stream::stream;
+use crate::stream::{Events, Parts};
 use crate::wire::{
     self, ChatWriter, CompletionsWriter, Head, MessagesWriter, ResponsesWriter, Writer,
 };
@@ -156,7 +156,7 @@ async fn complete(
 
 /// The runs of a request that arrived at that time, and what is known of the first one's placing.
 fn start(shared: &Arc<Shared>, plan: &Plan, arrived: Timestamp) -> (Runs, Evidence) {
-    let overflow = Arc::new(Notify::new());
+    let overflow = Arc::new(Alarm::default());
     let run = |prepared: &Arc<_>| {
         let clock = Arc::clone(&shared.cluster.clock);
         let metrics = Arc::clone(&shared.metrics);
@@ -371,22 +371,19 @@ async fn respond_streaming(shared: &Arc<Shared>, work: Work, writer: Box<dyn Wri
     let Work { runs, flights } = work;
     let config = &shared.config;
     let silence = Duration::from_millis(config.keep_alive_ms);
-    let (pump, body) = stream(runs, writer, config.answer_buffer_tokens_max, silence);
-    shared.spawn_pump(pump.run(flights).in_current_span());
+    let tokens_max = config.answer_buffer_tokens_max;
+    let parts = Parts { runs, writer, flights, tokens_max, silence };
+    let mut events = Events::new(&shared.streams, parts);
     let head_wait = Duration::from_millis(config.head_wait_ms_max);
-    let mut began = body.began;
-    let waited = timeout(head_wait, &mut began).await;
-    // A pump that was cut off says nothing and ends the stream. What it said in the very moment the wait ended counts.
-    began.close();
-    let said = waited.ok().and_then(Result::ok).or_else(|| began.try_recv().ok());
-    if let Some(Err(error)) = said {
-        // The pump counted the failure already.
-        return error.into_response();
+    match timeout(head_wait, events.begun()).await {
+        // The failure is counted.
+        Ok(Err(error)) => return error.into_response(),
+        Ok(Ok(())) | Err(_) => events.head_is_out(),
     }
     let headers = [
         (CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
-    (headers, Body::from_stream(body.frames.into_stream())).into_response()
+    (headers, Body::from_stream(events)).into_response()
 }

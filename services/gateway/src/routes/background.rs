@@ -50,7 +50,7 @@ pub(super) fn begin(
         make(work, writer, unfinished).await;
         drop(visit);
     };
-    shared.spawn_pump(making.in_current_span());
+    shared.spawn(making.in_current_span());
     json(body)
 }
 
