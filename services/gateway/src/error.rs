@@ -37,13 +37,13 @@ struct Detail<'a> {
 }
 
 impl ApiError {
-    /// A request that no retry will make right.
+    /// A request that no retry will make right. The message may repeat what the client wrote: it becomes one line.
     pub(crate) fn invalid(param: impl Into<Option<String>>, message: impl Into<String>) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
             kind: "invalid_request_error",
             code: "invalid_value",
-            message: message.into(),
+            message: one_line(message.into()),
             param: param.into(),
             retry_after: None,
             outcome: Outcome::Invalid,
@@ -343,6 +343,18 @@ impl ApiError {
     }
 }
 
+/// The text with a space for each line break and the blanks around it.
+fn one_line(text: String) -> String {
+    // What lines are to anybody: control characters, and the two separators of Unicode.
+    let breaks =
+        |character: char| character.is_control() || matches!(character, '\u{2028}' | '\u{2029}');
+    if !text.contains(breaks) {
+        return text;
+    }
+    let lines = text.split(breaks).map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(" ")
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = Response::new(Body::from(self.to_json()));
@@ -390,6 +402,12 @@ mod tests {
             (ServeError::Unsupported { what: "images".into() }, 400, "unsupported", None),
             (
                 ServeError::GrammarRefused { what: "look-ahead".into() },
+                400,
+                "grammar_refused",
+                None,
+            ),
+            (
+                ServeError::GrammarRefused { what: "of the client:\r\n\u{85}a\nb".into() },
                 400,
                 "grammar_refused",
                 None,

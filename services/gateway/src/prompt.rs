@@ -315,7 +315,7 @@ impl Prompter {
 
     fn convert(&self, request: impl ProtocolRequest) -> Result<ConversationRequest, ApiError> {
         request.convert(self.conversion.clone()).map_err(|error| match error {
-            ConversionError::BadRequest { detail } => ApiError::invalid(None, one_line(&detail)),
+            ConversionError::BadRequest { detail } => ApiError::invalid(None, detail),
             ConversionError::Internal { detail } => {
                 tracing::error!(detail, "cannot convert a request");
                 ApiError::broken()
@@ -440,10 +440,6 @@ fn output_start(stage: Option<ThinkingInitialStage>) -> OutputStart {
         Some(ThinkingInitialStage::ReasoningContinuation) => OutputStart::ReasoningContinued,
         Some(ThinkingInitialStage::ContentContinuation) => OutputStart::ContentContinued,
     }
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -299,3 +299,35 @@ async fn a_prompt_the_script_does_not_know_is_unsupported() {
     let reply = chat(house.public, &ask(&json!({}))).await;
     assert_eq!((reply.status, &error(&reply)["code"]), (400, &json!("unsupported")));
 }
+
+/// Libraries repeat what they could not read; a line break in it would make two lines of one error.
+#[tokio::test]
+async fn errors_have_one_line_whatever_the_client_wrote() {
+    let house = House::new(json!([])).await;
+    let odd = "x\ny\u{2028}z\r";
+    let user = json!([{"role": "user", "content": "hi"}]);
+    for (path, change) in [
+        ("/v1/messages", json!({"messages": [{"role": odd, "content": "a"}]})),
+        ("/v1/messages", json!({"messages": user, "tools": [{"type": odd, "name": "f"}]})),
+        ("/v1/messages/count_tokens", json!({"messages": [{"role": odd, "content": "a"}]})),
+        ("/v1/chat/completions", json!({"messages": [{"role": odd, "content": "a"}]})),
+        ("/v1/chat/completions", json!({"messages": user, "tools": [{"type": odd}]})),
+        ("/v1/responses", json!({"input": [{"role": odd, "content": "a"}]})),
+        ("/v1/responses", json!({"input": [{"type": odd}]})),
+        ("/v1/responses/input_tokens", json!({"input": [{"role": odd, "content": "a"}]})),
+        ("/v1/tokenize", json!({"messages": [{"role": odd, "content": "a"}]})),
+        ("/v1/completions", json!({"prompt": "a", "structured_outputs": {odd: "a"}})),
+    ] {
+        let mut body = json!({"model": "seedling", "max_tokens": 5});
+        if path.contains("responses") || path.contains("tokenize") {
+            body = json!({"model": "seedling"});
+        }
+        for (name, value) in change.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let reply = post(house.public, path, &body).await.json();
+        let message =
+            reply["error"]["message"].as_str().unwrap_or_else(|| panic!("{body}: {reply}"));
+        assert!(!message.contains(['\n', '\r', '\u{2028}']), "{path} {message:?}");
+    }
+}
