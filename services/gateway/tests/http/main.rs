@@ -6,6 +6,8 @@
 #![expect(clippy::unwrap_used, reason = "a step that fails is the failure of its test")]
 
 mod agents;
+mod any;
+mod any_answer;
 mod behaviours;
 mod chat_tools;
 mod client;

@@ -1,5 +1,5 @@
-//! Bodies of all protocols that go wrong in random places: whatever is sent, the answer is 200 or says by a status of 400 to 499
-//! what is wrong, and the next request is answered.
+//! Bodies of all protocols that go wrong in random places: whatever is sent, the reply holds to the claims about replies
+//! ([`hold`]): 200 or a status of 400 to 499 that says what is wrong, and the next request is answered.
 //!
 //! A body begins as one that is right, with everything that its protocol has; then members are replaced, added, taken away and
 //! doubled at random. proptest draws the changes, the same in every run, and shows the smallest body that fails.
@@ -7,246 +7,31 @@
 use std::cell::Cell;
 
 use proptest::collection::vec;
-use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::Runtime;
 
-use crate::client::{Reply, post, send};
-use crate::house::House;
+use crate::any::bodies::{Bodies, PATHS};
+use crate::any::changes::{apply, bases, change, input, one_of, varied};
+use crate::any::claims::{Fault, Heard, hold};
+use crate::client::{Reply, send};
+use crate::house::{House, tokenizer};
 
-/// Bodies sent; 4 ms each.
-const CASES: u32 = 1_500;
-
-/// A change of a body at one of its members, chosen by number.
-#[derive(Clone, Debug)]
-enum Change {
-    Replace(usize, Value),
-    Remove(usize),
-    /// Of lists: the member stands twice.
-    Double(usize),
-    /// A known member of the top gets any value.
-    Set(String, Value),
-}
-
-/// Members that some protocol knows.
-const NAMES: &str = "audio background best_of cache_salt chat_template_kwargs conversation ebnf echo \
-    frequency_penalty function_call functions guided_json guided_regex ignore_eos include input instructions \
-    json_schema kvasir logit_bias logprobs max_completion_tokens max_output_tokens max_tokens messages metadata \
-    min_p modalities model n output_config output_format parallel_tool_calls presence_penalty \
-    previous_response_id prompt prompt_cache_key reasoning reasoning_effort regex response_format schema \
-    schema_type seed service_tier stop stop_sequences store stream stream_options structured_outputs suffix system \
-    temperature text thinking tool_choice tools top_k top_logprobs top_p user_id";
-
-/// Members within messages, items, tools and formats.
-const KEYS: &str = "role content type name tool_calls tool_call_id id call_id arguments input output parameters \
-    input_schema format definition syntax properties required summary encrypted_content prefix \
-    reasoning_content custom function tools mode";
-
-/// Words that mean something somewhere.
-const WORDS: &str = "user assistant system developer tool function custom text input_text output_text refusal \
-    thinking redacted_thinking tool_use tool_result message function_call function_call_output custom_tool_call \
-    custom_tool_call_output reasoning item_reference namespace auto none required any allowed_tools json_object \
-    json_schema grammar lark enabled high seedling";
-
-/// Text that is hard to handle.
-const ODD: [&str; 6] = [
-    "",
-    "\u{0}",
-    "\u{feff}\u{202e}e\u{301}",
-    "👩‍👩‍👧\u{10ffff}",
-    "<｜User｜></think><｜DSML｜ calls>",
-    "\\\"\n\t\u{7f}",
-];
+/// Bodies sent; 2 ms each.
+const CASES: u32 = 3_000;
 
 /// Parts of bodies without structure.
 const PARTS: &str = r#"{ } [ ] , : "model" "seedling" "messages" "role" "user" "content" null 5 -1 1e999 "tools" "type" \ud800
     "function" "input" "prompt" "text" true "max_tokens" "tool_calls" "reasoning""#;
 
-fn one_of(words: &'static str) -> impl Strategy<Value = String> {
-    let words: Vec<&str> = words.split_whitespace().collect();
-    (0..words.len()).prop_map(move |index| words[index].to_owned())
-}
-
-fn number() -> impl Strategy<Value = Value> {
-    prop_oneof![
-        any::<i64>().prop_map(Value::from),
-        any::<u64>().prop_map(Value::from),
-        any::<f64>().prop_map(Value::from),
-        (-2..200_i64).prop_map(Value::from),
-        Just(json!(1e308)),
-        Just(json!(-0.0)),
-    ]
-}
-
-fn word() -> impl Strategy<Value = String> {
-    prop_oneof![
-        one_of(WORDS),
-        one_of(NAMES),
-        (0..ODD.len()).prop_map(|index| ODD[index].to_owned()),
-        vec(any::<char>(), 0..6).prop_map(|signs| signs.into_iter().collect()),
-    ]
-}
-
-fn anything() -> impl Strategy<Value = Value> {
-    let leaf = prop_oneof![
-        Just(Value::Null),
-        any::<bool>().prop_map(Value::from),
-        number(),
-        word().prop_map(Value::from),
-    ];
-    leaf.prop_recursive(5, 24, 5, |inner| {
-        prop_oneof![
-            vec(inner.clone(), 0..5).prop_map(Value::from),
-            vec((prop_oneof![one_of(KEYS), word()], inner), 0..5)
-                .prop_map(|members| Value::Object(members.into_iter().collect())),
-        ]
-    })
-}
-
-fn change() -> impl Strategy<Value = Change> {
-    let place = any::<u16>().prop_map(usize::from);
-    prop_oneof![
-        (place.clone(), anything()).prop_map(|(place, value)| Change::Replace(place, value)),
-        (place.clone(), word()).prop_map(|(place, word)| Change::Replace(place, word.into())),
-        place.clone().prop_map(Change::Remove),
-        place.clone().prop_map(Change::Double),
-        (one_of(NAMES), anything()).prop_map(|(name, value)| Change::Set(name, value)),
-    ]
-}
-
-/// The member at this number, counted through the whole value; lists and objects count before what they hold.
-fn visit(value: &mut Value, left: &mut usize, act: &mut dyn FnMut(&mut Value)) -> bool {
-    if *left == 0 {
-        act(value);
-        return true;
-    }
-    *left -= 1;
-    match value {
-        Value::Array(list) => list.iter_mut().any(|inner| visit(inner, left, act)),
-        Value::Object(map) => map.values_mut().any(|inner| visit(inner, left, act)),
-        _ => false,
-    }
-}
-
-fn size(value: &Value) -> usize {
-    1 + match value {
-        Value::Array(list) => list.iter().map(size).sum(),
-        Value::Object(map) => map.values().map(size).sum(),
-        _ => 0,
-    }
-}
-
-fn apply(body: &mut Value, change: Change) {
-    let mut at = |place: usize, act: &mut dyn FnMut(&mut Value)| {
-        let mut left = place % size(body);
-        visit(body, &mut left, act);
-    };
-    match change {
-        Change::Replace(place, new) => at(place, &mut |value| *value = new.clone()),
-        Change::Remove(place) => at(place, &mut |value| match value {
-            Value::Object(map) => {
-                let key = map.keys().nth(place % map.len().max(1)).cloned().unwrap_or_default();
-                map.remove(&key);
-            }
-            Value::Array(list) => drop(list.pop()),
-            other => *other = Value::Null,
-        }),
-        Change::Double(place) => at(place, &mut |value| match value {
-            Value::Array(list) => list.extend(list.first().cloned()),
-            other => *other = json!([other.clone(), other.clone()]),
-        }),
-        Change::Set(name, new) => {
-            if let Value::Object(map) = body {
-                map.insert(name, new);
-            }
-        }
-    }
-}
-
-fn parameters() -> Value {
-    json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"$ref": "#/$defs/d"}},
-        "required": ["a"], "additionalProperties": false, "$defs": {"d": {"enum": [1, null, "x"]}}})
-}
-
-/// Path and body of a request that is right and has much that its protocol has.
-fn bases() -> [(&'static str, Value); 6] {
-    let function =
-        json!({"name": "f", "description": "d", "parameters": parameters(), "strict": true});
-    let tool = json!({"type": "function", "function": function});
-    let custom = json!({"type": "custom", "custom": {"name": "c", "format": {"type": "grammar",
-        "grammar": {"syntax": "regex", "definition": "[a-z]+"}}}});
-    let called = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": \"x\"}"}});
-    let chat = json!({"model": "seedling", "messages": [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": [{"type": "text", "text": "Q"}]},
-        {"role": "assistant", "content": null, "reasoning_content": "R", "tool_calls": [called]},
-        {"role": "tool", "tool_call_id": "1", "content": "T"},
-    ], "tools": [tool, custom], "tool_choice": "auto", "max_tokens": 40, "logprobs": true, "top_logprobs": 2,
-        "stop": ["STOP"], "n": 2, "seed": 3});
-    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": parameters(), "strict": true}});
-    let plain = json!({"model": "seedling", "messages": [{"role": "user", "content": "json"}],
-        "response_format": format, "thinking": {"type": "disabled"}, "stream": true,
-        "stream_options": {"include_usage": true}, "logit_bias": {"5": 1.5}, "temperature": 0.5});
-    let messages = json!({"model": "seedling", "max_tokens": 40, "system": [{"type": "text", "text": "S"}], "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "Q"}]},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "R", "signature": "s"},
-            {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "x"}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "T"}]}]},
-    ], "tools": [{"name": "f", "input_schema": parameters()}], "tool_choice": {"type": "auto"}, "stream": true,
-        "output_config": {"effort": "high"}});
-    let namespace = json!({"type": "namespace", "name": "ns", "description": "n", "tools": [
-        {"type": "function", "name": "g", "parameters": parameters()}]});
-    let items = json!([
-        {"role": "developer", "content": "D"},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Q"}]},
-        {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "kvasir-reasoning-1:R"},
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"a\": \"x\"}"},
-        {"type": "function_call_output", "call_id": "1", "output": "T"},
-    ]);
-    let mut flat = function;
-    flat["type"] = "function".into();
-    let responses = json!({"model": "seedling", "input": items, "instructions": "I", "tools": [flat, namespace,
-        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: \"x\""}}],
-        "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content",
-        "message.output_text.logprobs"], "metadata": {"a": "b"}, "max_output_tokens": 40});
-    let mut streamed = responses.clone();
-    streamed["stream"] = true.into();
-    let legacy = json!({"model": "seedling", "prompt": ["Once", "upon"], "n": 2, "logprobs": 3, "max_tokens": 9,
-        "stop": "x", "suffix": "the end"});
-    [
-        ("/v1/chat/completions", chat),
-        ("/v1/chat/completions", plain),
-        ("/v1/messages", messages),
-        ("/v1/responses", responses),
-        ("/v1/responses", streamed),
-        ("/v1/completions", legacy),
-    ]
-}
-
 const ANSWER: &str = "Hm.</think>So STO.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"f\">\n<｜DSML｜ parameter name=\"a\" string=\"true\">x</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>";
 
-/// An answer is JSON, or events that each are; a refusal is one line.
-fn check(reply: &Reply) -> Result<(), String> {
-    let text = reply.text();
-    let is_json = |text: &str| serde_json::from_str::<Value>(text).is_ok();
-    match reply.status {
-        200 if text.starts_with('{') => is_json(text).then_some(()).ok_or("no JSON"),
-        200 => {
-            let mut data = text.lines().filter_map(|line| line.strip_prefix("data: "));
-            data.all(|data| data == "[DONE]" || is_json(data))
-                .then_some(())
-                .ok_or("an event is no JSON")
-        }
-        400..=499 => {
-            let message = serde_json::from_str::<Value>(text).ok();
-            let message =
-                message.and_then(|error| error["error"]["message"].as_str().map(str::to_owned));
-            message.filter(|line| !line.contains('\n')).map(|_| ()).ok_or("no error in one line")
-        }
-        _ => Err("a fault of ours"),
-    }
-    .map_err(|what| format!("{what}: {} {text}", reply.status))
+/// The claims about replies, of one that came over a socket.
+fn check(path: &str, reply: &Reply) -> Result<(), String> {
+    let kind = reply.header("content-type").unwrap_or_default();
+    let streamed = kind.starts_with("text/event-stream");
+    let heard = Heard { status: reply.status, streamed, text: reply.text().to_owned() };
+    hold(path, &heard, Fault::Client).map(|_| ())
 }
 
 fn runner() -> TestRunner {
@@ -256,8 +41,7 @@ fn runner() -> TestRunner {
 
 #[test]
 fn behaviour_19_any_body_is_answered_or_refused() {
-    let runtime = Runtime::new().unwrap();
-    let house = runtime.block_on(House::new(json!([{"match": "*", "text": ANSWER}])));
+    let bodies = Bodies::new(&tokenizer());
     let bases = bases();
     let answered = Cell::new(0);
     let drawn = (0..bases.len(), vec(change(), 0..4));
@@ -266,25 +50,35 @@ fn behaviour_19_any_body_is_answered_or_refused() {
         for change in changes {
             apply(&mut body, change);
         }
-        let reply = runtime.block_on(post(house.public, path, &body));
-        answered.set(answered.get() + u32::from(reply.status == 200));
-        check(&reply).map_err(|what| TestCaseError::fail(format!("{path} {body}: {what}")))
+        let sent = bodies.send(&input(path, body.to_string().as_bytes()));
+        let told = sent.map_err(|what| TestCaseError::fail(format!("{body}: {what}")))?;
+        answered.set(answered.get() + u32::from(told.is_some()));
+        Ok(())
     });
     run.unwrap_or_else(|failure| panic!("{failure}"));
     // Neither everything nor nothing is refused.
     assert!((CASES / 10..CASES * 9 / 10).contains(&answered.get()), "{}", answered.get());
 }
 
+/// Changes of changes, as a fuzzer makes them.
+#[test]
+fn bodies_that_change_on_and_on_are_answered_or_refused() {
+    let bodies = Bodies::new(&tokenizer());
+    let mut sent = Vec::new();
+    for seed in 0..CASES {
+        sent = varied(&sent, seed);
+        bodies.send(&sent).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+    }
+}
+
 #[test]
 fn text_without_structure_is_refused() {
-    let runtime = Runtime::new().unwrap();
-    let house = runtime.block_on(House::new(json!([{"match": "*", "text": ANSWER}])));
-    let bases = bases();
-    let drawn = (0..bases.len(), vec(one_of(PARTS), 0..30));
-    let run = runner().run(&drawn, |(base, parts)| {
-        let (path, body) = (bases[base].0, parts.concat());
-        let reply = runtime.block_on(send(house.public, "POST", path, body.as_bytes()));
-        check(&reply).map_err(|what| TestCaseError::fail(format!("{path} {body}: {what}")))
+    let bodies = Bodies::new(&tokenizer());
+    let drawn = (0..PATHS.len(), vec(one_of(PARTS), 0..30));
+    let run = runner().run(&drawn, |(path, parts)| {
+        let body = parts.concat();
+        let sent = bodies.send(&input(PATHS[path], body.as_bytes()));
+        sent.map(|_| ()).map_err(|what| TestCaseError::fail(format!("{body}: {what}")))
     });
     run.unwrap_or_else(|failure| panic!("{failure}"));
 }
@@ -328,7 +122,7 @@ fn bodies_that_are_hardly_json_are_refused() {
         let members = members.iter().map(|text| member(path, text));
         for body in members.chain(bodies.map(<[u8]>::to_vec)) {
             let shown = String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned();
-            check(&send(path, &body)).unwrap_or_else(|what| panic!("{path} {shown}: {what}"));
+            check(path, &send(path, &body)).unwrap_or_else(|what| panic!("{shown}: {what}"));
         }
         let twice = send(path, &member(path, r#""model": "seedling""#));
         assert_eq!(twice.status, 200, "{path}: twice is once: {}", twice.text());
