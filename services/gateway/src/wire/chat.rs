@@ -286,26 +286,21 @@ impl ChatWriter {
         Call { id, r#type: "function", function, custom: None }
     }
 
-    /// The last call's arguments, or what of them is the input of a custom tool; nothing when that is nothing. Without text the
-    /// call is over.
-    fn push_arguments(&mut self, index: usize, text: Option<&str>, shown: Shown<'_, '_>) {
+    /// The last call's arguments, or what of them is the input of a custom tool; nothing when that is nothing.
+    fn push_arguments(&mut self, index: usize, text: &str, shown: Shown<'_, '_>) {
         let Shown { logprobs, events } = shown;
         let Calls { count, input } = &mut self.calls[index];
         let Some(call) = count.checked_sub(1) else { return };
         let mut taken = String::new();
-        let (function, custom) = match (input, text) {
-            (Some(unquoting), text) => {
-                match text {
-                    Some(text) => unquoting.push(text, &mut taken),
-                    None => unquoting.finish(&mut taken),
-                }
+        let (function, custom) = match input {
+            Some(unquoting) => {
+                unquoting.push(text, &mut taken);
                 if taken.is_empty() {
                     return;
                 }
                 (None, Some(CustomDelta { name: None, input: &taken }))
             }
-            (None, Some(text)) => (Some(FunctionDelta { name: None, arguments: text }), None),
-            (None, None) => return,
+            None => (Some(FunctionDelta { name: None, arguments: text }), None),
         };
         let delta = CallDelta { index: call, id: None, r#type: None, function, custom };
         let delta = ChunkDelta { tool_calls: Some([delta]), ..ChunkDelta::default() };
@@ -314,7 +309,6 @@ impl ChatWriter {
 
     fn push_call(&mut self, index: usize, name: &str, shown: Shown<'_, '_>) {
         let Shown { logprobs, events } = shown;
-        self.push_arguments(index, None, Shown { logprobs: None, events });
         let is_custom = self.custom_tools.iter().any(|tool| tool == name);
         let calls = &mut self.calls[index];
         let call = calls.count;
@@ -342,7 +336,6 @@ struct Shown<'a, 'b> {
 fn text_of(arguments: &str) -> String {
     let (mut unquoting, mut text) = (Unquoting::default(), String::new());
     unquoting.push(arguments, &mut text);
-    unquoting.finish(&mut text);
     text
 }
 
@@ -398,7 +391,7 @@ impl Writer for ChatWriter {
                 }
                 Piece::Arguments(text) => {
                     let shown = Shown { logprobs, events: &mut events };
-                    self.push_arguments(index, Some(text), shown);
+                    self.push_arguments(index, text, shown);
                     continue;
                 }
             };
@@ -409,7 +402,6 @@ impl Writer for ChatWriter {
 
     fn end(&mut self, index: usize, end: &End, bill: &Bill) -> Bytes {
         let mut events = Vec::new();
-        self.push_arguments(index, None, Shown { logprobs: None, events: &mut events });
         let finish_reason = Some(word(end));
         let delta = ChunkDelta::default();
         let choices =

@@ -139,10 +139,9 @@ impl ResponsesWriter {
     }
 
     fn finish_item(&mut self, status: &str, events: &mut Vec<u8>) {
-        let Some(mut item) = self.open.take() else { return };
+        let Some(item) = self.open.take() else { return };
         let output_index = self.output.len();
         let place = json!({"item_id": item.id(), "output_index": output_index});
-        item.finish();
         if let Some((name, members)) = item.done() {
             self.push(name, joined(&place, members), events);
         }

@@ -1,6 +1,7 @@
 //! The input of a tool that takes text: to the model it is the one string among the arguments of a function.
 
-/// Takes the string out of `{"input": "..."}` as it comes. Arguments of another form pass unchanged.
+/// Takes the string out of `{"input": "..."}` as it comes. Arguments of another form pass unchanged. Nothing is left to say at the
+/// end: arguments that broke off before the string began, or within an escape, have no text behind what went out.
 #[derive(Default)]
 pub(super) struct Unquoting {
     state: State,
@@ -60,14 +61,6 @@ impl Unquoting {
             }
         }
     }
-
-    /// Nothing more comes. Arguments that never came are those of a call without any.
-    pub(super) fn finish(&mut self, out: &mut String) {
-        if self.state == State::Frame {
-            out.push_str(&std::mem::take(&mut self.held));
-        }
-        self.state = State::Ended;
-    }
 }
 
 /// The longest escape: two halves of a character beyond the basic plane.
@@ -90,9 +83,17 @@ mod tests {
                 let mut out = String::new();
                 unquoting.push(&arguments[..cut], &mut out);
                 unquoting.push(&arguments[cut..], &mut out);
-                unquoting.finish(&mut out);
                 assert_eq!(out, expected, "{cut}");
             }
+        }
+    }
+
+    #[test]
+    fn a_frame_that_broke_off_is_no_text() {
+        for cut in 0..=super::FRAME.len() {
+            let (mut unquoting, mut out) = (Unquoting::default(), String::new());
+            unquoting.push(&super::FRAME[..cut], &mut out);
+            assert_eq!(out, "", "{cut}");
         }
     }
 }

@@ -11,7 +11,7 @@ use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
 use crate::any::answers::Answers;
-use crate::any::claims::{Answer, Fault, Heard, hold};
+use crate::any::claims::{Answer, Fault, Heard, Part, hold};
 use crate::house::tokenizer;
 
 /// Answers, each asked for twice; 2 ms each.
@@ -80,6 +80,22 @@ fn any_answer_is_told_alike_whole_and_streamed() {
     run.unwrap_or_else(|failure| panic!("{failure}"));
     // Workers fail in half of the cases, most of them before the answer ended.
     assert!(CASES / 3 < told.get() && CASES / 10 < called.get(), "{told:?} {called:?}");
+}
+
+/// The input of a text tool that was cut before its text began: `fuzz` found that the end of the item had what no delta had said.
+#[test]
+fn an_input_that_is_cut_is_what_its_deltas_said() {
+    let answers = Answers::new(&tokenizer());
+    let text = "</think>\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"c\">\n<｜DSML｜ parameter name=\"input\" string=\"";
+    for (protocol, ending) in [(0, 0), (0, 1), (2, 0), (2, 1)] {
+        // With tools, a custom one among them, and thinking.
+        let input = [&[protocol | 0b1100, ending | 0x20, 0], text.as_bytes()].concat();
+        let told = answers.hear(&input).unwrap_or_else(|what| panic!("{what}")).unwrap();
+        let [.., Part::Call { kind, arguments, .. }] = told.answers[0].parts.as_slice() else {
+            panic!("{told:?}")
+        };
+        assert!(kind.starts_with("custom") && arguments.is_empty(), "{told:?}");
+    }
 }
 
 /// Whether the claims hold of a stream.

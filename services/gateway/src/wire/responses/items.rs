@@ -169,13 +169,6 @@ impl Item {
         }
     }
 
-    /// Nothing more comes. Arguments that never came are those of a call without any.
-    pub(super) fn finish(&mut self) {
-        if let Self::Custom { input, unquoting, .. } = self {
-            unquoting.finish(input);
-        }
-    }
-
     /// The event that repeats the whole.
     pub(super) fn done(&self) -> Option<(&'static str, Value)> {
         Some(match self {
