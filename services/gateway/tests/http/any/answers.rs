@@ -1,7 +1,7 @@
 //! Any tokens as the answer to a request of any protocol.
 //!
-//! Three bytes of an input choose the request and how the answer ends, the rest spells its tokens ([`Words`]). Each answer is asked
-//! for whole and streamed, which have to say the same.
+//! Three bytes of an input choose the request, how the answer ends and where workers are lost, the rest spells its tokens ([`Words`]). Each
+//! answer is asked for whole, from a worker that stays, and streamed, from workers that are lost: both have to say the same.
 
 use std::path::Path;
 
@@ -192,9 +192,10 @@ impl Answers {
         let speech = self.speech(wish, *loss, rest);
         // The end is a token, too.
         let all_said = speech.tokens.len() + 1;
-        self.spoken.say(speech);
+        self.spoken.say(Speech { losses: Vec::new(), ..speech.clone() });
         let (path, mut body) = wish.body();
         let whole = self.ask(path, &body)?;
+        self.spoken.say(speech);
         body["stream"] = true.into();
         if wish.wants(USAGE) && matches!(wish.request & 3, 0 | 3) {
             body["stream_options"] = json!({"include_usage": true});
