@@ -157,6 +157,21 @@ fn readme_faults(readmes: &BTreeMap<String, Option<String>>) -> Vec<String> {
         .collect()
 }
 
+/// A choice of one package chooses other features than the gate does, and builds RocksDB again.
+fn build_faults(files: &Files) -> Vec<String> {
+    let builds = |line: &str| line.contains("cargo ") && line.contains("--release");
+    // The peers are a workspace of their own.
+    let narrow = |line: &&str| {
+        builds(line) && !line.contains("--workspace") && !line.contains("PEERS_TARGET_DIR")
+    };
+    let scripts = files.iter().filter(|(path, _)| path.ends_with(".sh"));
+    scripts
+        .flat_map(|(path, text)| {
+            text.lines().filter(narrow).map(move |line| format!("{path}: {}", line.trim()))
+        })
+        .collect()
+}
+
 fn none(rule: &str, faults: &[String]) {
     assert!(faults.is_empty(), "{rule}:\n{}", faults.join("\n"));
 }
@@ -185,6 +200,18 @@ fn unfinished_work_names_its_issue() {
         .filter(|(path, _)| !path.starts_with("deploy/models/"))
         .collect();
     none("unfinished work names its issue", &later_faults(&files));
+}
+
+#[test]
+fn scripts_build_what_the_gate_builds() {
+    let root = root();
+    let scripts: Files = files_below(&root)
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "sh"))
+        .map(|path| (relative(&root, &path), read(&path)))
+        .collect();
+    assert!(!scripts.is_empty());
+    none("scripts build the workspace", &build_faults(&scripts));
 }
 
 #[test]
@@ -230,7 +257,7 @@ fn each_rule_sees_a_planted_fault() {
     let file = |path: &str, text: &str| vec![(path.to_owned(), text.to_owned())];
     let danger = concat!("un", "safe { f() }");
     let later = concat!("// TO", "DO: finish");
-    let cases: [(&str, Vec<String>); 8] = [
+    let cases: [(&str, Vec<String>); 9] = [
         ("lines", line_faults(&file("a/src/lib.rs", &"x\n".repeat(601)))),
         ("mod.rs", module_file_faults(&file("a/src/b/mod.rs", ""))),
         ("unreached", module_file_faults(&file("a/src/b.rs", ""))),
@@ -238,6 +265,7 @@ fn each_rule_sees_a_planted_fault() {
         ("serde", serde_faults(&file("shared/src/ids.rs", "use serde::Serialize;"))),
         ("later", later_faults(&file("a/src/lib.rs", later))),
         ("config", config_faults(&file("a.rs", "pub struct Config {\n    pub a: u32,\n}"))),
+        ("build", build_faults(&file("a.sh", "cargo build --release -p a"))),
         ("readme", readme_faults(&BTreeMap::from([("a".to_owned(), None)]))),
     ];
     for (rule, faults) in cases {
@@ -257,6 +285,7 @@ fn what_is_allowed_is_not_a_fault() {
         serde_faults(&file("services/engine/src/config.rs", "use serde::Deserialize;")),
         later_faults(&file("a/src/lib.rs", later)),
         config_faults(&file("a.rs", documented)),
+        build_faults(&file("a.sh", "cargo build --release --workspace --bins")),
     ];
     for faults in cases {
         assert!(faults.is_empty(), "{faults:?}");

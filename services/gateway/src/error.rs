@@ -156,7 +156,6 @@ impl ApiError {
         Self::overloaded(message, retry_after)
     }
 
-    /// As many responses as may be are made while nobody waits for them.
     /// The tenant has all responses in the background that one of several may have.
     pub(crate) fn over_share_of_running(share: usize) -> Self {
         let message = format!(
@@ -165,6 +164,7 @@ impl ApiError {
         Self::over_share(message, 1)
     }
 
+    /// As many responses as may be are made while nobody waits for them.
     pub(crate) fn too_many_running(running_max: usize) -> Self {
         let message = format!(
             "{running_max} responses run in the background, which is all this server takes; retry later, or leave background out"
