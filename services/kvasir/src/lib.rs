@@ -14,6 +14,7 @@ pub mod console;
 
 mod file_watch;
 mod keys;
+mod lanes;
 mod public;
 mod serve;
 

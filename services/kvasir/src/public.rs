@@ -29,6 +29,7 @@ use tower::ServiceExt;
 
 use crate::config::HttpConfig;
 use crate::keys::KeyWatch;
+use crate::lanes::Lanes;
 use tls::PublicTls;
 
 /// Pause between two looks at the files.
@@ -91,11 +92,11 @@ impl Public {
     }
 
     /// Serves a gateway until told to stop, or until the sender drops; answers in work are finished. Dropping the future
-    /// cuts them off.
+    /// cuts them off. Each connection lives on the thread of `lanes` with the fewest of them.
     pub(crate) async fn serve(
         mut self,
         listener: TcpListener,
-        gateway: Gateway,
+        (gateway, lanes): (Gateway, Lanes),
         mut stopped: watch::Receiver<bool>,
     ) {
         gateway.set_keys(self.ring.take());
@@ -119,7 +120,7 @@ impl Public {
                     }
                     Ok((socket, from)) => {
                         let tls = self.tls.as_ref().map(PublicTls::acceptor);
-                        connections.spawn(host.clone().connection(socket, from, tls));
+                        host.clone().begin(&mut connections, &lanes, (socket, from), tls);
                     }
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a client's connection");
@@ -212,6 +213,30 @@ struct Host {
 }
 
 impl Host {
+    /// Moves a connection to the thread it will live on.
+    fn begin(
+        self,
+        connections: &mut JoinSet<()>,
+        lanes: &Lanes,
+        (socket, from): (TcpStream, SocketAddr),
+        tls: Option<TlsAcceptor>,
+    ) {
+        let Some(place) = lanes.place() else {
+            connections.spawn(self.connection(socket, from, tls));
+            return;
+        };
+        let runtime = place.runtime().clone();
+        let living = async move {
+            // Whoever reads a socket is woken by the runtime that it was made known to.
+            match socket.into_std().and_then(TcpStream::from_std) {
+                Ok(socket) => self.connection(socket, from, tls).await,
+                Err(error) => tracing::warn!(%from, %error, "cannot take a client's connection"),
+            }
+            drop(place);
+        };
+        connections.spawn_on(living, &runtime);
+    }
+
     async fn connection(self, socket: TcpStream, from: SocketAddr, tls: Option<TlsAcceptor>) {
         // Without the second one a client that reads no more would keep its connection, and what waits to be sent, for ever.
         let write_wait = Duration::from_millis(self.config.write_wait_ms_max);

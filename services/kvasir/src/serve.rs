@@ -27,6 +27,7 @@ use crate::clock::random_bytes;
 use crate::config::Config;
 use crate::console::Console;
 use crate::explain;
+use crate::lanes::LaneThreads;
 use crate::model;
 use crate::public::Public;
 use crate::telemetry::{LogTap, Sender, Telemetry};
@@ -297,6 +298,7 @@ pub(crate) struct Server {
     backend: Backend,
     stop: watch::Sender<bool>,
     tasks: JoinSet<std::io::Result<()>>,
+    threads: LaneThreads,
 }
 
 impl Server {
@@ -313,6 +315,8 @@ impl Server {
         let clients = bind(loading.config.server.listen, "--listen").await?;
         let operators = bind(loading.config.server.admin, "--admin").await?;
         let public = block_in_place(|| Public::open(&loading.config.http))?;
+        let threads = LaneThreads::start(loading.config.http.threads);
+        let threads = threads.context("the threads of requests")?;
         let scheme = public.scheme();
         let telemetry = Arc::clone(&loading.telemetry);
         let Some((backend, gateway, model_name)) = load(loading, stop_signals, console).await?
@@ -323,7 +327,7 @@ impl Server {
         let (clients_at, operators_at) = (clients.local_addr()?, operators.local_addr()?);
         let mut tasks = JoinSet::new();
         let admin_router = backend.admin_router(&gateway, &telemetry, public.figures());
-        let serving = public.serve(clients, gateway.clone(), stopped.clone());
+        let serving = public.serve(clients, (gateway.clone(), threads.lanes()), stopped.clone());
         tasks.spawn(async move {
             serving.await;
             Ok(())
@@ -338,6 +342,7 @@ impl Server {
             backend,
             stop,
             tasks,
+            threads,
         }))
     }
 
@@ -352,7 +357,7 @@ impl Server {
         again: &mut StopSignals,
         console: &mut Console,
     ) -> anyhow::Result<usize> {
-        let Self { gateway, backend, stop, mut tasks, .. } = self;
+        let Self { gateway, backend, stop, mut tasks, threads, .. } = self;
         let deadline = Duration::from_secs(config.server.drain_seconds);
         console.progress(&format!(
             "draining: {} requests in work, at most {} s; a second signal cuts them off",
@@ -372,6 +377,7 @@ impl Server {
         let failed = close(&mut tasks).await;
         // Worker threads are joined here; a step in progress is finished first.
         block_in_place(|| {
+            drop(threads);
             drop(gateway);
             drop(backend);
         });

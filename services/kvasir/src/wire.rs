@@ -16,6 +16,7 @@
 mod client;
 pub mod convert;
 mod facts;
+mod gather;
 mod hub;
 mod link;
 mod routers;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, ensure};
 use serde::Deserialize;
 
+use crate::lanes::LANES_MAX;
+
 /// The public port. Paths are relative to the configuration's folder.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -21,6 +23,9 @@ pub struct HttpConfig {
     pub insecure_public_without_keys: bool,
     /// Lets prompts, answers and keys cross the network in the clear, as behind a proxy that ends TLS. Default false.
     pub insecure_public_without_tls: bool,
+    /// Threads that read, answer and pass on clients' requests, each with a connection of its own to every worker, 0 to 64.
+    /// Default 0: as many as the process may use processors.
+    pub threads: usize,
     /// Connections at once, 1 to 1,000,000. Default 4096: four for each request in work. Beyond it connections are closed as they
     /// come. The process needs as many file descriptors.
     pub connections_max: usize,
@@ -47,6 +52,7 @@ impl Default for HttpConfig {
             key_file: PathBuf::new(),
             insecure_public_without_keys: false,
             insecure_public_without_tls: false,
+            threads: 0,
             connections_max: 4_096,
             header_bytes_max: 65_536,
             headers_max: 128,
@@ -86,6 +92,7 @@ impl HttpConfig {
     /// Names the first one out of its range.
     pub fn check(&self) -> anyhow::Result<()> {
         let ranges = [
+            ("threads", self.threads <= LANES_MAX, "0..=64"),
             ("connections_max", (1..=1_000_000).contains(&self.connections_max), "1..=1000000"),
             (
                 "header_bytes_max",
@@ -197,6 +204,7 @@ mod tests {
     #[test]
     fn values_out_of_range_are_named() {
         let cases = [
+            ("threads = 65", "http.threads"),
             ("connections_max = 0", "http.connections_max"),
             ("header_bytes_max = 100", "http.header_bytes_max"),
             ("headers_max = 1", "http.headers_max"),

@@ -26,6 +26,7 @@ use crate::console::Console;
 use crate::discovery::{self, Discovery, Found, View};
 use crate::file_watch::FileWatch;
 use crate::identity::{Identity, IdentityFiles, MemberRole, Reload};
+use crate::lanes::{LaneThreads, Lanes};
 use crate::serve::{StopSignals, accept, bind};
 use crate::telemetry::{LogTap, Sender, Telemetry};
 use crate::wire::{EventHub, Facts, PROTOCOL, RouterHub, ServerLimits, Services, serve};
@@ -36,6 +37,8 @@ const LOOK_PERIOD: Duration = Duration::from_millis(500);
 const RUNNING_PERIOD: Duration = Duration::from_secs(1);
 /// How long connections may take to close after the drain.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// Threads that answer other members; what they do takes microseconds.
+const ANSWERING: usize = 2;
 
 /// See the module's documentation.
 pub(super) struct Base {
@@ -71,6 +74,7 @@ pub(super) struct Running {
     /// Ends last: a member that is not found any more has its calls cut off.
     found: watch::Sender<bool>,
     discovery: JoinSet<()>,
+    threads: LaneThreads,
 }
 
 impl Base {
@@ -131,9 +135,9 @@ impl Base {
         })
     }
 
-    /// The links to members of these roles.
-    pub(super) fn peers(&self, roles: &'static [MemberRole]) -> Arc<Peers> {
-        let peers = Peers::new(self, roles, Handle::current());
+    /// The links to members of these roles. Threads of `lanes` get connections of their own.
+    pub(super) fn peers(&self, roles: &'static [MemberRole], lanes: Lanes) -> Arc<Peers> {
+        let peers = Peers::new(self, roles, Handle::current(), lanes);
         peers.set(&self.config.cluster);
         Arc::new(peers)
     }
@@ -187,6 +191,7 @@ impl Base {
         peers: &Arc<Peers>,
     ) -> anyhow::Result<Running> {
         let (stop, stopped) = watch::channel(false);
+        let threads = LaneThreads::start(ANSWERING).context("the threads that answer members")?;
         let services = Services {
             facts: self.facts.clone(),
             clock: Arc::clone(&self.clock),
@@ -196,6 +201,7 @@ impl Base {
             store: offered.store,
             events: offered.events,
             routers: offered.routers,
+            lanes: threads.lanes(),
         };
         let control = self.control.take().context("a role answers once")?;
         let operators = self.admin.take().context("a role answers once")?;
@@ -221,7 +227,7 @@ impl Base {
         let (found, until) = watch::channel(false);
         let mut discovery = JoinSet::new();
         discovery.spawn(discovery::run(self.discovery(peers), until));
-        Ok(Running { stop, tasks, found, discovery })
+        Ok(Running { stop, tasks, found, discovery, threads })
     }
 
     fn discovery(&self, peers: &Arc<Peers>) -> Discovery {
@@ -286,6 +292,7 @@ impl Running {
         if timeout(CLOSE_WAIT, left).await.is_err() {
             self.discovery.shutdown().await;
         }
+        block_in_place(|| drop(self.threads));
     }
 }
 

@@ -24,6 +24,7 @@ use crate::config::ROLLBACK;
 use crate::console::Console;
 use crate::explain::{Predictions, evidence_policy};
 use crate::identity::MemberRole;
+use crate::lanes::LaneThreads;
 use crate::model;
 use crate::public::Public;
 use crate::serve::bind;
@@ -53,7 +54,9 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let clients = bind(listen, "listen of the member").await?;
     let public = block_in_place(|| Public::open(&base.config.http))?;
     let scheme = public.scheme();
-    let peers = base.peers(HEARD);
+    let threads =
+        LaneThreads::start(base.config.http.threads).context("the threads of requests")?;
+    let peers = base.peers(HEARD, threads.lanes());
     let heard = Arc::new(Heard::default());
     let hub = RouterHub::new();
     let routing = place(&base, &heard, &hub)?;
@@ -73,7 +76,8 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
 
     let (stop, stopped) = watch::channel(false);
     let mut tasks = JoinSet::new();
-    tasks.spawn(public.serve(clients, gateway.clone(), stopped.clone()));
+    let served = (gateway.clone(), threads.lanes());
+    tasks.spawn(public.serve(clients, served, stopped.clone()));
     let silence = Silence {
         heard: Arc::clone(&heard),
         peers: Arc::clone(&peers),
@@ -104,6 +108,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     running.end(Duration::from_secs(1)).await;
     peers.close().await;
     block_in_place(|| {
+        drop(threads);
         drop(gateway);
         drop(placement);
     });

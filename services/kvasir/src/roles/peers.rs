@@ -20,6 +20,7 @@ use super::base::{Base, shown};
 use super::stores::StoreNode;
 use crate::config::{ClusterConfig, MemberConfig};
 use crate::identity::{Identity, MemberRole};
+use crate::lanes::Lanes;
 use crate::wire::{
     Facts, Link, LinkLimits, LinkOptions, LinkState, MemberAddress, RemoteDecode, RemotePrefill,
     RemoteStore,
@@ -40,6 +41,7 @@ pub(super) struct Peers {
     facts: Facts,
     identity: Arc<Identity>,
     runtime: Handle,
+    lanes: Lanes,
     clock: Arc<dyn Clock>,
     on_link: Mutex<Option<OnLink>>,
     on_ending: Mutex<Option<OnEnding>>,
@@ -71,13 +73,20 @@ enum Remote {
 }
 
 impl Peers {
-    pub(super) fn new(base: &Base, roles: &'static [MemberRole], runtime: Handle) -> Self {
+    /// `lanes` are the threads that call members, for connections of their own.
+    pub(super) fn new(
+        base: &Base,
+        roles: &'static [MemberRole],
+        runtime: Handle,
+        lanes: Lanes,
+    ) -> Self {
         Self {
             me: base.me.clone(),
             roles,
             facts: base.facts.clone(),
             identity: Arc::clone(&base.identity),
             runtime,
+            lanes,
             clock: Arc::clone(&base.clock),
             on_link: Mutex::new(None),
             on_ending: Mutex::new(None),
@@ -170,6 +179,7 @@ impl Peers {
             facts: self.facts.clone(),
             identity: Arc::clone(&self.identity),
             runtime: self.runtime.clone(),
+            lanes: self.lanes.clone(),
             clock: Arc::clone(&self.clock),
             limits: LinkLimits::DEFAULT,
         });
@@ -218,6 +228,7 @@ impl Peers {
                 "state": state,
                 "detail": detail,
                 "connections": stats.connections,
+                "lanes": stats.lanes,
                 "calls": stats.calls,
                 "calls_refused": stats.calls_refused,
             });

@@ -14,6 +14,7 @@ use super::base::{Base, Offered};
 use super::peers::Peers;
 use crate::admin::{self, Observed};
 use crate::console::Console;
+use crate::lanes::Lanes;
 use crate::wire::EventHub;
 use crate::wiring::memory;
 use crate::wiring::parts::{Asked, NamedPool};
@@ -27,7 +28,7 @@ const CHANGES_PERIOD: Duration = Duration::from_millis(50);
 /// When memory is refused, the folder of the drive cannot be used, or an address is taken.
 pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result<()> {
     memory::check_store(&base.config)?;
-    let peers = base.peers(&[]);
+    let peers = base.peers(&[], Lanes::default());
     let transport = Arc::new(base.transport(&peers)?);
     let rank = base.me.rank();
     let tier = Arc::new(start(&base, &transport)?);

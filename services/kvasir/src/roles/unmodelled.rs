@@ -22,6 +22,7 @@ use shared::{
 use super::base::{Base, Offered};
 use crate::admin::Observed;
 use crate::console::Console;
+use crate::lanes::Lanes;
 use crate::wire::EventHub;
 use crate::wiring::parts::Asked;
 
@@ -51,7 +52,7 @@ impl Decode for Unmodelled {
 /// # Errors
 /// When an address is taken or the thread cannot be started.
 pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result<()> {
-    let peers = base.peers(&[]);
+    let peers = base.peers(&[], Lanes::default());
     let asked = Asked::default();
     let rank = base.me.rank();
     let hub = EventHub::new({

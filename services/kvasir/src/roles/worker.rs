@@ -18,6 +18,7 @@ use super::stores::Stores;
 use crate::admin::{self, Observed, Starts};
 use crate::console::Console;
 use crate::identity::MemberRole;
+use crate::lanes::Lanes;
 use crate::wire::EventHub;
 use crate::wiring::memory;
 use crate::wiring::parts::{
@@ -96,10 +97,11 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let engine = Arc::new(engine);
     let memory =
         block_in_place(|| worker_memory(engine.layout(), &base.config.server, base.me.rank()))?;
-    let peers = base.peers(match role {
+    let called: &[MemberRole] = match role {
         MemberRole::Prefill => &[MemberRole::Kvstore],
         _ => &[MemberRole::Kvstore, MemberRole::Prefill],
-    });
+    };
+    let peers = base.peers(called, Lanes::default());
     let transport = Arc::new(base.transport(&peers)?);
     transport.register_shared(&memory.blocks, &memory.slab_memory)?;
     transport.register_shared(&memory.windows, &memory.window_memory)?;

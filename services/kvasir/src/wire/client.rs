@@ -20,8 +20,9 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use super::convert::{
     decode_request_to_wire, locate_request_to_wire, offer_request_to_wire, prefill_request_to_wire,
 };
-use super::link::{Call, Link, LinkInner};
+use super::link::{Call, Link};
 use super::streams::{After, BorderEvent};
+use super::tasks::Tasks;
 use super::{MESSAGE_BYTES_MAX, WireError, v1};
 use v1::decode_client::DecodeClient;
 use v1::prefill_client::PrefillClient;
@@ -46,7 +47,7 @@ impl Decode for RemoteDecode {
     fn submit(&self, request: DecodeRequest, sink: Box<dyn Sink<DecodeEvent>>) -> Ticket {
         let link = self.link.inner();
         let mut word = LastWord::new(sink, DecodeEvent::Failed(link.lost()));
-        let call = match link.begin() {
+        let call = match link.begin_here() {
             Ok(call) => call,
             Err(error) => {
                 word.last(DecodeEvent::Failed(error));
@@ -54,8 +55,8 @@ impl Decode for RemoteDecode {
             }
         };
         let clock = Arc::clone(&link.clock);
-        run(link, move |cancelled| async move {
-            let Call { channel, origin, seat: _seat } = call;
+        run(&call.tasks.clone(), move |cancelled| async move {
+            let Call { channel, origin, seat: _seat, .. } = call;
             let message = decode_request_to_wire(&request, clock.now());
             let id = request.id;
             let message = with_metadata(message, id, request.trace);
@@ -87,15 +88,15 @@ impl Prefill for RemotePrefill {
     fn submit(&self, request: PrefillRequest, sink: Box<dyn Sink<PrefillEvent>>) -> Ticket {
         let link = self.link.inner();
         let mut word = LastWord::new(sink, PrefillEvent::Failed(link.lost()));
-        let call = match link.begin() {
+        let call = match link.begin_here() {
             Ok(call) => call,
             Err(error) => {
                 word.last(PrefillEvent::Failed(error));
                 return Ticket::empty();
             }
         };
-        run(link, move |cancelled| async move {
-            let Call { channel, origin, seat: _seat } = call;
+        run(&call.tasks.clone(), move |cancelled| async move {
+            let Call { channel, origin, seat: _seat, .. } = call;
             let message = prefill_request_to_wire(&request);
             let id = request.id;
             let message = with_metadata(message, id, request.trace);
@@ -133,12 +134,12 @@ impl BlockStore for RemoteStore {
         let link = self.link.inner();
         let nothing = LocateEvent::at_once(vec![Err(Miss::NoAnswer); keys.len()]);
         let word = LastWord::new(sink, nothing.clone());
-        let Ok(call) = link.begin() else {
+        let Ok(call) = link.begin_here() else {
             // The word's drop says that nothing was found.
             return Ticket::empty();
         };
-        run(link, move |cancelled| async move {
-            let Call { channel, origin, seat: _seat } = call;
+        run(&call.tasks.clone(), move |cancelled| async move {
+            let Call { channel, origin, seat: _seat, .. } = call;
             let message = locate_request_to_wire(context, &keys);
             let message = with_metadata(message, context.id, context.trace);
             let mut client = StoreClient::with_origin(channel, origin)
@@ -158,12 +159,12 @@ impl BlockStore for RemoteStore {
         let objects = ungrouped(objects);
         let link = self.link.inner();
         let words = OfferWords::new(sink, &objects);
-        let Ok(call) = link.begin() else {
+        let Ok(call) = link.begin_here() else {
             // The drop of the words says that nothing was taken.
             return Ticket::empty();
         };
-        run(link, move |cancelled| async move {
-            let Call { channel, origin, seat: _seat } = call;
+        run(&call.tasks.clone(), move |cancelled| async move {
+            let Call { channel, origin, seat: _seat, .. } = call;
             let message = offer_request_to_wire(context, &objects, durability);
             let message = with_metadata(message, context.id, context.trace);
             let mut client = StoreClient::with_origin(channel, origin)
@@ -177,12 +178,12 @@ impl BlockStore for RemoteStore {
 type Cancelled = oneshot::Receiver<()>;
 
 /// Runs a call as a task of the link, until it ends by itself, the ticket drops or the link stops.
-fn run<F>(link: &LinkInner, call: impl FnOnce(Cancelled) -> F) -> Ticket
+fn run<F>(tasks: &Tasks, call: impl FnOnce(Cancelled) -> F) -> Ticket
 where
     F: Future<Output = ()> + Send + 'static,
 {
     let (cancel, cancelled) = oneshot::channel();
-    link.tasks.spawn(call(cancelled));
+    tasks.spawn(call(cancelled));
     Ticket::new(move || drop(cancel))
 }
 

@@ -4,6 +4,7 @@
 //! it finds the connection ready, or learns at once that the member cannot be had.
 
 mod connect;
+mod lane;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,14 +16,20 @@ use shared::{Clock, ServeError, WorkerRank};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 use tonic::codegen::http::Uri;
 
 use super::Facts;
 use super::tasks::Tasks;
 use crate::identity::{Identity, MemberIdentity};
+use crate::lanes::Lanes;
 use connect::Fault;
+use lane::Lane;
 
-pub(super) use connect::Channel;
+#[cfg(test)]
+pub(super) use lane::State as LaneState;
+
+pub(super) use connect::{Channel, Kind};
 
 /// What a caller is told to wait when too many calls are in progress.
 const RETRY_AFTER_MS: u64 = 1_000;
@@ -77,6 +84,8 @@ pub struct LinkOptions {
     pub identity: Arc<Identity>,
     /// Where the link's tasks run.
     pub runtime: Handle,
+    /// Threads that have a connection of their own for what they call; none are needed.
+    pub(crate) lanes: Lanes,
     /// The clock that deadlines of requests are counted by.
     pub clock: Arc<dyn Clock>,
     /// The bounds.
@@ -108,6 +117,8 @@ pub enum LinkState {
 pub struct LinkStats {
     /// Connections that became ready.
     pub connections: u64,
+    /// Threads of requests that have a connection of their own now.
+    pub lanes: usize,
     /// Calls in progress now.
     pub calls: usize,
     /// Calls refused because too many were in progress.
@@ -131,15 +142,27 @@ pub(super) struct LinkInner {
     origin: Uri,
     state: watch::Sender<LinkState>,
     /// There while the state is `Ready`.
-    channel: Mutex<Option<Channel>>,
+    main: Mutex<Option<Main>>,
+    threads: Lanes,
+    /// One per thread of requests.
+    pub(super) lanes: Box<[Lane]>,
     seats: Arc<Semaphore>,
     connections: AtomicU64,
     calls_refused: AtomicU64,
 }
 
+/// The connection that says how the link stands.
+struct Main {
+    channel: Channel,
+    /// Cancelled when it ends; the connections of lanes end with it.
+    ended: CancellationToken,
+}
+
 /// Leave to make one call.
 pub(super) struct Call {
     pub(super) channel: Channel,
+    /// Where the call is to run: on the thread of its connection.
+    pub(super) tasks: Tasks,
     pub(super) origin: Uri,
     /// Given back when the call is over.
     pub(super) seat: OwnedSemaphorePermit,
@@ -161,7 +184,7 @@ impl Link {
     /// When a bound on calls is zero or above what a semaphore holds.
     #[must_use]
     pub fn start(options: LinkOptions) -> Self {
-        let LinkOptions { peer, facts, identity, runtime, clock, limits } = options;
+        let LinkOptions { peer, facts, identity, runtime, lanes, clock, limits } = options;
         assert!((1..=Semaphore::MAX_PERMITS).contains(&limits.calls_max), "a link makes calls");
         let origin = Uri::builder()
             .scheme("https")
@@ -178,7 +201,9 @@ impl Link {
             identity,
             origin,
             state: watch::Sender::new(LinkState::Connecting { error: None }),
-            channel: Mutex::new(None),
+            main: Mutex::new(None),
+            lanes: (0..lanes.len()).map(|number| Lane::new(lanes.runtime(number))).collect(),
+            threads: lanes,
             seats: Arc::new(Semaphore::new(limits.calls_max)),
             connections: AtomicU64::new(0),
             calls_refused: AtomicU64::new(0),
@@ -217,6 +242,7 @@ impl Link {
         let inner = &self.inner;
         LinkStats {
             connections: inner.connections.load(Ordering::Relaxed),
+            lanes: inner.lanes.iter().filter(|lane| lane.is_ready()).count(),
             calls: inner.limits.calls_max - inner.seats.available_permits(),
             calls_refused: inner.calls_refused.load(Ordering::Relaxed),
         }
@@ -226,6 +252,9 @@ impl Link {
     pub async fn stop(&self) {
         self.inner.close();
         self.inner.tasks.ended().await;
+        for lane in &self.inner.lanes {
+            lane.ended().await;
+        }
     }
 
     pub(super) fn inner(&self) -> &Arc<LinkInner> {
@@ -240,12 +269,27 @@ impl Drop for Link {
 }
 
 impl LinkInner {
-    /// Leave for one call.
+    /// Leave for one call by the main connection.
     ///
     /// # Errors
     /// `WorkerLost` when the link is not ready, `Overloaded` when too many calls are in progress.
     pub(super) fn begin(&self) -> Result<Call, ServeError> {
-        let Some(channel) = self.channel.lock().clone() else {
+        self.begin_after(|main| (main.channel.clone(), self.tasks.clone()))
+    }
+
+    /// The same by the connection of the calling thread, as soon as it has its own.
+    pub(super) fn begin_here(self: &Arc<Self>) -> Result<Call, ServeError> {
+        self.begin_after(|main| {
+            let own = self.own_lane(&main.ended);
+            own.unwrap_or_else(|| (main.channel.clone(), self.tasks.clone()))
+        })
+    }
+
+    fn begin_after(
+        &self,
+        choose: impl FnOnce(&Main) -> (Channel, Tasks),
+    ) -> Result<Call, ServeError> {
+        let Some((channel, tasks)) = self.main.lock().as_ref().map(choose) else {
             return Err(self.lost());
         };
         let Ok(seat) = Arc::clone(&self.seats).try_acquire_owned() else {
@@ -256,7 +300,7 @@ impl LinkInner {
                 retry_after_ms: RETRY_AFTER_MS,
             });
         };
-        Ok(Call { channel, origin: self.origin.clone(), seat })
+        Ok(Call { channel, tasks, origin: self.origin.clone(), seat })
     }
 
     /// The number of the connection that the link has or had last: another one means that calls of before have ended.
@@ -274,16 +318,21 @@ impl LinkInner {
 
     fn close(&self) {
         self.tasks.stop();
+        for lane in &self.lanes {
+            lane.stop();
+        }
         self.publish(None, LinkState::Closed);
     }
 
-    fn publish(&self, channel: Option<Channel>, state: LinkState) {
+    fn publish(&self, main: Option<Main>, state: LinkState) {
         self.state.send_if_modified(|now| {
             if *now == LinkState::Closed {
                 return false;
             }
             // Under the state's lock, so that both change together.
-            *self.channel.lock() = channel;
+            if let Some(before) = std::mem::replace(&mut *self.main.lock(), main) {
+                before.ended.cancel();
+            }
             let changed = *now != state;
             *now = state;
             changed
@@ -295,12 +344,13 @@ impl LinkInner {
     async fn keep(self: Arc<Self>) {
         let mut pause = self.limits.pause_min;
         loop {
-            let ended = match self.connect().await {
+            let ended = match self.connect(&self.tasks, Kind::Main).await {
                 Ok(connected) => {
                     pause = self.limits.pause_min;
                     self.connections.fetch_add(1, Ordering::Relaxed);
                     tracing::info!(peer = %self.peer.member, "connected");
-                    self.publish(Some(connected.channel), LinkState::Ready(connected.facts));
+                    let main = Main { channel: connected.channel, ended: CancellationToken::new() };
+                    self.publish(Some(main), LinkState::Ready(connected.facts));
                     connected.driver.await
                 }
                 Err(fault) => fault,

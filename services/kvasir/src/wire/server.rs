@@ -27,9 +27,11 @@ use tonic::codegen::Service as _;
 use tonic::codegen::http::Request;
 use tonic::service::Routes;
 
+use super::gather::Gather;
 use super::tasks::Tasks;
 use super::{EventHub, Facts, RouterHub, RouterNews};
 use crate::identity::{Identity, MemberIdentity, member_of};
+use crate::lanes::Lanes;
 
 /// The protocol's name inside TLS.
 pub(super) const ALPN: &[u8] = b"h2";
@@ -91,6 +93,8 @@ pub struct Services {
     pub events: Option<Arc<EventHub>>,
     /// What the router of this process has placed.
     pub routers: Option<Arc<RouterHub>>,
+    /// Threads that connections live on; without them they are where the server is.
+    pub(crate) lanes: Lanes,
 }
 
 /// How a server ended.
@@ -120,15 +124,12 @@ pub async fn serve(
 ) -> ServeReport {
     let limits = services.limits;
     let member = services.facts.member.clone();
-    let tasks = Tasks::new(Handle::current());
-    let _ended_with_the_server = StopOnDrop(tasks.clone());
-    let host = Host {
-        identity,
-        limits,
-        routes: services::routes(services, &stop),
-        tasks: tasks.clone(),
-        stop: stop.clone(),
-    };
+    let lanes = services.lanes.clone();
+    let tasks: Box<[Tasks]> =
+        (0..lanes.len()).map(|number| Tasks::new(lanes.runtime(number).clone())).collect();
+    let tasks = StopOnDrop { here: Tasks::new(Handle::current()), lanes: tasks };
+    let host =
+        Host { identity, limits, routes: services::routes(services, &stop), stop: stop.clone() };
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -140,7 +141,7 @@ pub async fn serve(
                     tracing::warn!(%member, %from, connections_max = limits.connections_max, "refused a connection: there are too many");
                 }
                 Ok((socket, from)) => {
-                    connections.spawn(connection(host.clone(), socket, from));
+                    begin(&mut connections, host.clone(), (socket, from), (&lanes, &tasks));
                 }
                 Err(error) => {
                     tracing::warn!(%member, %error, "cannot accept a connection");
@@ -159,17 +160,52 @@ pub async fn serve(
     let _: Result<(), _> = timeout(limits.drain_max, all_ended).await;
     let connections_cut_off = connections.len();
     connections.shutdown().await;
-    tasks.stop();
-    tasks.ended().await;
+    for tasks in tasks.all() {
+        tasks.stop();
+        tasks.ended().await;
+    }
     ServeReport { connections_cut_off }
 }
 
-struct StopOnDrop(Tasks);
+/// What hyper runs for connections, by where these live.
+struct StopOnDrop {
+    here: Tasks,
+    lanes: Box<[Tasks]>,
+}
+
+impl StopOnDrop {
+    fn all(&self) -> impl Iterator<Item = &Tasks> {
+        std::iter::once(&self.here).chain(&self.lanes)
+    }
+}
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
-        self.0.stop();
+        self.all().for_each(Tasks::stop);
     }
+}
+
+/// Moves a connection to the thread it will live on.
+fn begin(
+    connections: &mut JoinSet<()>,
+    host: Host,
+    (socket, from): (TcpStream, SocketAddr),
+    (lanes, tasks): (&Lanes, &StopOnDrop),
+) {
+    let Some(place) = lanes.place() else {
+        connections.spawn(connection(host, socket, from, (tasks.here.clone(), false)));
+        return;
+    };
+    let (runtime, tasks) = (place.runtime().clone(), tasks.lanes[place.number()].clone());
+    let living = async move {
+        // Whoever reads a socket is woken by the runtime that it was made known to.
+        match socket.into_std().and_then(TcpStream::from_std) {
+            Ok(socket) => connection(host, socket, from, (tasks, true)).await,
+            Err(error) => tracing::warn!(%from, %error, "cannot take a connection"),
+        }
+        drop(place);
+    };
+    connections.spawn_on(living, &runtime);
 }
 
 /// Returns when the server is to stop.
@@ -192,20 +228,25 @@ struct Host {
     identity: Arc<Identity>,
     limits: ServerLimits,
     routes: Routes,
-    tasks: Tasks,
     stop: watch::Receiver<bool>,
 }
 
-async fn connection(host: Host, socket: TcpStream, from: SocketAddr) {
-    let Host { identity, limits, routes, tasks, mut stop } = host;
+/// Serves a connection with tasks that are all on one thread or not.
+async fn connection(
+    host: Host,
+    socket: TcpStream,
+    from: SocketAddr,
+    (tasks, on_one_thread): (Tasks, bool),
+) {
+    let Host { identity, limits, routes, mut stop } = host;
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%from, %error, "a connection ended before it began");
         return;
     }
     let mut config = identity.tls_server().as_ref().clone();
     config.alpn_protocols = vec![ALPN.to_vec()];
-    let accepting = TlsAcceptor::from(Arc::new(config)).accept(socket);
-    let stream = match timeout(limits.handshake_max, accepting).await {
+    let accepting = TlsAcceptor::from(Arc::new(config)).accept(Gather::new(socket));
+    let mut stream = match timeout(limits.handshake_max, accepting).await {
         Ok(Ok(stream)) => stream,
         // A peer that gave up while this member was still loading.
         Ok(Err(error)) if error.kind() == ErrorKind::UnexpectedEof => {
@@ -225,6 +266,9 @@ async fn connection(host: Host, socket: TcpStream, from: SocketAddr) {
         tracing::warn!(%from, "refused a connection: the certificate of its peer names no member");
         return;
     };
+    if on_one_thread {
+        stream.get_mut().0.gather();
+    }
     tracing::debug!(%member, %from, "connected");
     let peer = Arc::new(Peer { member, greeted: AtomicBool::new(false) });
     let called = Arc::clone(&peer);

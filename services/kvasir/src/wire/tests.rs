@@ -3,6 +3,7 @@
 mod calls;
 mod failures;
 mod fresh;
+mod lanes;
 mod members;
 mod rig;
 mod routers;

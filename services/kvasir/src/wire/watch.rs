@@ -92,7 +92,8 @@ async fn pass_on(link: Arc<LinkInner>, mut asked: mpsc::Receiver<v1::AskRequest>
 }
 
 async fn put(link: &LinkInner, question: v1::AskRequest) -> Result<(), String> {
-    let Call { channel, origin, seat: _seat } = link.begin().map_err(|error| error.to_string())?;
+    let Call { channel, origin, seat: _seat, .. } =
+        link.begin().map_err(|error| error.to_string())?;
     let mut client = EventsClient::with_origin(channel, origin);
     let taken = client.ask(question).await;
     taken.map(|_| ()).map_err(|status| status.message().to_owned())
@@ -172,7 +173,7 @@ async fn stream(
     sink: &mut Box<dyn Sink<Watched>>,
     told: &mut u64,
 ) -> End {
-    let Call { channel, origin, seat: _seat } = match link.begin() {
+    let Call { channel, origin, seat: _seat, .. } = match link.begin() {
         Ok(call) => call,
         Err(error) => return End::Broken(error.to_string()),
     };

@@ -22,6 +22,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response};
 
 use super::LinkInner;
+use crate::wire::gather::Gather;
 use crate::wire::server::{ALPN, CONNECTION_WINDOW, STREAM_WINDOW};
 use crate::wire::tasks::Tasks;
 use crate::wire::{Facts, v1};
@@ -29,6 +30,15 @@ use v1::member_client::MemberClient;
 
 /// Streams reset by us whose late frames are still expected. Hyper's default of 50 is less than a burst of cancels.
 const RESETS_MAX: usize = 4_096;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::wire) enum Kind {
+    /// It says how the member stands: asks it for signs of life all the time.
+    Main,
+    /// Calls of one thread: all its tasks are there, and it asks for signs of life while something is called.
+    Lane,
+}
 
 /// Why there is no connection.
 #[derive(Debug)]
@@ -53,6 +63,13 @@ pub(in crate::wire) type Driver = Pin<Box<dyn Future<Output = Fault> + Send>>;
 #[derive(Clone)]
 pub(in crate::wire) struct Channel(http2::SendRequest<Body>);
 
+impl Channel {
+    /// Whether its connection has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
 impl Service<Request<Body>> for Channel {
     type Response = Response<Incoming>;
     type Error = hyper::Error;
@@ -69,15 +86,15 @@ impl Service<Request<Body>> for Channel {
 
 impl LinkInner {
     /// One attempt, of [`super::LinkLimits::connect_max`] at most.
-    pub(super) async fn connect(&self) -> Result<Connected, Fault> {
-        let attempt = self.attempt();
+    pub(super) async fn connect(&self, tasks: &Tasks, kind: Kind) -> Result<Connected, Fault> {
+        let attempt = self.attempt(tasks, kind);
         timeout(self.limits.connect_max, attempt).await.unwrap_or_else(|_| {
             Err(Fault::Down(format!("no answer within {:?}", self.limits.connect_max)))
         })
     }
 
-    async fn attempt(&self) -> Result<Connected, Fault> {
-        let (channel, mut driver) = self.open().await?;
+    async fn attempt(&self, tasks: &Tasks, kind: Kind) -> Result<Connected, Fault> {
+        let (channel, mut driver) = self.open(tasks, kind).await?;
         let mut hello = pin!(self.hello(channel.clone()));
         let greeted = tokio::select! {
             biased;
@@ -94,20 +111,28 @@ impl LinkInner {
     }
 
     /// A connection on which nothing was said yet.
-    pub(in crate::wire) async fn open(&self) -> Result<(Channel, Driver), Fault> {
+    pub(in crate::wire) async fn open(
+        &self,
+        tasks: &Tasks,
+        kind: Kind,
+    ) -> Result<(Channel, Driver), Fault> {
         let socket = TcpStream::connect(&self.peer.control).await.map_err(|e| fault(&e))?;
         socket.set_nodelay(true).map_err(|e| fault(&e))?;
         let mut config = self.identity.tls_client().as_ref().clone();
         config.alpn_protocols = vec![ALPN.to_vec()];
         let name = ServerName::try_from(self.peer.member.dns_name())
             .expect("labels of a domain name make a server name");
-        let stream = TlsConnector::from(Arc::new(config))
-            .connect(name, socket)
+        let mut stream = TlsConnector::from(Arc::new(config))
+            .connect(name, Gather::new(socket))
             .await
             .map_err(|error| fault(&error))?;
+        if kind == Kind::Lane {
+            stream.get_mut().0.gather();
+        }
         let refusal = Refusal::default();
         let stream = Noting { stream, refusal: Arc::clone(&refusal) };
-        let (requests, connection) = self.handshake(stream).await.map_err(|e| fault(&e))?;
+        let (requests, connection) =
+            self.handshake(stream, tasks, kind).await.map_err(|e| fault(&e))?;
         let driver = async move {
             let ended = connection.await;
             match (refusal.get(), ended) {
@@ -122,13 +147,15 @@ impl LinkInner {
     async fn handshake(
         &self,
         stream: Noting,
+        tasks: &Tasks,
+        kind: Kind,
     ) -> hyper::Result<(http2::SendRequest<Body>, http2::Connection<TokioIo<Noting>, Body, Tasks>)>
     {
-        http2::Builder::new(self.tasks.clone())
+        http2::Builder::new(tasks.clone())
             .timer(TokioTimer::new())
             .keep_alive_interval(self.limits.keep_alive_interval)
             .keep_alive_timeout(self.limits.keep_alive_timeout)
-            .keep_alive_while_idle(true)
+            .keep_alive_while_idle(kind == Kind::Main)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_concurrent_reset_streams(RESETS_MAX)
@@ -170,7 +197,7 @@ type Refusal = Arc<OnceLock<String>>;
 
 /// A stream that notes an error of TLS.
 pub(in crate::wire) struct Noting {
-    stream: TlsStream<TcpStream>,
+    stream: TlsStream<Gather<TcpStream>>,
     refusal: Refusal,
 }
 

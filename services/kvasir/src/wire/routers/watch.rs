@@ -75,7 +75,7 @@ async fn stream(
     sink: &mut Box<dyn Sink<HeardRouter>>,
     told: &mut bool,
 ) -> Option<String> {
-    let Call { channel, origin, seat: _seat } = match link.begin() {
+    let Call { channel, origin, seat: _seat, .. } = match link.begin() {
         Ok(call) => call,
         Err(error) => return Some(error.to_string()),
     };

@@ -16,6 +16,7 @@ use super::rig::{
     prefill_request, puppet, puppet_store, ready, refused, services, silent_hub, worker,
 };
 use crate::identity::{Identity, IdentityFiles, Reload};
+use crate::wire::link::Kind;
 use crate::wire::v1::decode_client::DecodeClient;
 use crate::wire::{
     EventHub, Link, RemoteDecode, RemotePrefill, RemoteStore, Services, Watched, v1, watch,
@@ -79,7 +80,7 @@ async fn nothing_is_answered_before_hello() {
     let services = Services { decode: Some(decode), ..services("decode-1") };
     let server = Server::start(cluster.identity("decode-1"), services).await;
     let link = cluster.link("router-9", "decode-1", server.address);
-    let (channel, mut driver) = link.inner().open().await.unwrap();
+    let (channel, mut driver) = link.inner().open(&link.inner().tasks, Kind::Main).await.unwrap();
     let origin = "https://decode-1.decode.kvasir/".parse().unwrap();
     let mut client = DecodeClient::with_origin(channel, origin);
     let status = tokio::select! {

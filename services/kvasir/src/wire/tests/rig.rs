@@ -21,6 +21,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::clock::SystemClock;
 use crate::identity::{ClusterAuthority, Identity, IdentityFiles, MemberIdentity, MemberRole};
+use crate::lanes::Lanes;
 use crate::wire::{
     EventHub, Facts, Link, LinkLimits, LinkOptions, LinkState, MemberAddress, PROTOCOL,
     ServeReport, ServerLimits, Services, serve,
@@ -114,6 +115,7 @@ pub(super) fn link_options(
         facts,
         identity,
         runtime: Handle::current(),
+        lanes: Lanes::default(),
         clock: Arc::new(ManualClock::new()),
         limits: LINK,
     }
@@ -146,6 +148,7 @@ pub(super) fn services(name: &str) -> Services {
         store: None,
         events: None,
         routers: None,
+        lanes: Lanes::default(),
     }
 }
 
