@@ -22,6 +22,7 @@ mod admission;
 mod answers;
 mod config;
 mod cost;
+mod field;
 mod index;
 mod life;
 mod loads;

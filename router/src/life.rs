@@ -114,6 +114,8 @@ pub(crate) struct Lives {
     memory: Memory,
     /// Whether the time of some drain may have to come; without one, which is the rule, nobody is looked at for it.
     drains: bool,
+    /// Workers that have not served enough yet; without one, which is the rule, nobody is looked at for it.
+    cold: usize,
     pub(crate) counters: LifeCounters,
 }
 
@@ -145,7 +147,7 @@ impl Lives {
     pub(crate) fn new(config: LifeConfig, seed: u64) -> Self {
         let (workers, counters) = (Workers::default(), LifeCounters::default());
         let memory = Memory::new(config.remember);
-        Self { config, seed, workers, memory, drains: false, counters }
+        Self { config, seed, workers, memory, drains: false, cold: 0, counters }
     }
 
     /// Takes a worker as it was when it left, or as new and sound. Stores have no life here and are ignored.
@@ -154,20 +156,25 @@ impl Lives {
         self.counters.returned += u64::from(remembered.is_some());
         let life = remembered.unwrap_or_else(|| Life::new(now));
         self.drains |= life.drains.by().is_some();
-        match role {
-            Role::Decode => self.workers.decode.insert(worker, life),
-            Role::Prefill => self.workers.prefill.insert(worker, life),
-            Role::Store => {}
+        let of_role = match role {
+            Role::Decode => &mut self.workers.decode,
+            Role::Prefill => &mut self.workers.prefill,
+            Role::Store => return,
+        };
+        self.cold += usize::from(life.served < self.config.warm_up_requests);
+        if let Some(before) = of_role.insert(worker, life) {
+            self.cold -= usize::from(before.served < self.config.warm_up_requests);
         }
     }
 
     /// Lets a worker go, and remembers it for a while.
     pub(crate) fn leave(&mut self, worker: WorkerRank, now: Timestamp) {
-        if let Some(life) = self.workers.decode.remove(worker) {
-            self.memory.put(worker, Role::Decode, life, now);
-        }
-        if let Some(life) = self.workers.prefill.remove(worker) {
-            self.memory.put(worker, Role::Prefill, life, now);
+        let Workers { decode, prefill } = &mut self.workers;
+        for (role, of_role) in [(Role::Decode, decode), (Role::Prefill, prefill)] {
+            if let Some(life) = of_role.remove(worker) {
+                self.cold -= usize::from(life.served < self.config.warm_up_requests);
+                self.memory.put(worker, role, life, now);
+            }
         }
     }
 
@@ -192,6 +199,7 @@ impl Lives {
     pub(crate) fn finished(&mut self, worker: WorkerRank, id: RequestId) {
         let Some(life) = self.workers.get_mut(worker) else { return };
         life.served = life.served.saturating_add(1);
+        self.cold -= usize::from(life.served == self.config.warm_up_requests);
         if life.probe == Some(id) {
             life.probe = None;
         }
@@ -318,12 +326,12 @@ impl Lives {
     }
 
     /// The lives of a role's workers, in the order of their names: those of `Loads` of the same role.
-    pub(crate) fn of_role(&self, role: Role) -> impl Iterator<Item = &Life> {
-        let of_role = match role {
-            Role::Decode => &self.workers.decode,
-            Role::Prefill | Role::Store => &self.workers.prefill,
-        };
-        of_role.values()
+    pub(crate) fn of_role(&self, role: Role) -> &[(WorkerRank, Life)] {
+        match role {
+            Role::Decode => self.workers.decode.all(),
+            Role::Prefill => self.workers.prefill.all(),
+            Role::Store => &[],
+        }
     }
 
     /// The strongest reason against placing a request on this worker, warm-up left out.
@@ -340,17 +348,18 @@ impl Lives {
         if excluded.contains(&worker) {
             return Some(Steer::Excluded);
         }
-        let probing = life.breaker(now) == Breaker::HalfOpen && life.probe.is_some();
-        if life.breaker(now) == Breaker::Open || probing {
-            return Some(Steer::Broken);
+        match life.breaker(now) {
+            Breaker::Open => return Some(Steer::Broken),
+            Breaker::HalfOpen if life.probe.is_some() => return Some(Steer::Broken),
+            Breaker::Closed | Breaker::HalfOpen => {}
         }
-        let still = self.config.wedged_after <= now.since(life.progressed_at);
-        (still && life.progress.is_some() && load.is_busy()).then_some(Steer::Wedged)
+        let still = || self.config.wedged_after <= now.since(life.progressed_at);
+        (life.progress.is_some() && load.is_busy() && still()).then_some(Steer::Wedged)
     }
 
     /// Whether some worker has not served enough yet.
     pub(crate) fn any_cold(&self) -> bool {
-        self.workers.iter().any(|(_, life)| life.served < self.config.warm_up_requests)
+        0 < self.cold
     }
 
     /// Whether a worker has served enough.

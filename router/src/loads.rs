@@ -34,6 +34,8 @@ pub(crate) struct WorkerLoad {
     reported_rows: u64,
     /// Requests placed, not in a report yet and not drained, oldest first. At most what this router has running.
     recent: Vec<Recent>,
+    /// What `recent` comes to.
+    sums: Sums,
     settled_at: Timestamp,
     /// Requests placed here and not finished.
     placed: u32,
@@ -59,6 +61,17 @@ struct Reported {
     at: Timestamp,
     requests: u32,
     pending: bool,
+}
+
+/// What decisions need of the requests placed: each decision looks at all workers, and changes two.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    /// Rows of all of them.
+    rows: u64,
+    /// Those with rows.
+    waiting: u32,
+    /// Rows of the first of those.
+    first_rows: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +135,7 @@ impl Loads {
             load.settle(now);
             load.placed += 1;
             load.recent.push(Recent { id, rows, placed_at: now });
+            load.sum();
         }
     }
 
@@ -138,6 +152,7 @@ impl Loads {
             load.settle(now);
             load.placed -= 1;
             load.recent.retain(|recent| recent.id != id);
+            load.sum();
         }
     }
 
@@ -149,6 +164,15 @@ impl Loads {
     /// The prefill workers, in the order of their names.
     pub(crate) fn prefill(&self) -> impl Iterator<Item = (WorkerRank, &WorkerLoad)> {
         self.prefill.iter()
+    }
+
+    /// The workers of a role that computes, in the order of their names.
+    pub(crate) fn of_role(&self, role: Role) -> &[(WorkerRank, WorkerLoad)] {
+        match role {
+            Role::Decode => self.decode.all(),
+            Role::Prefill => self.prefill.all(),
+            Role::Store => &[],
+        }
     }
 
     /// One worker.
@@ -190,6 +214,7 @@ impl WorkerLoad {
             report: None,
             reported_rows: 0,
             recent: Vec::new(),
+            sums: Sums::default(),
             settled_at: now,
             placed: 0,
             holds_to_the_end,
@@ -226,8 +251,7 @@ impl WorkerLoad {
 
     /// Rows expected to be waiting.
     pub(crate) fn rows(&self, now: Timestamp) -> u64 {
-        let placed: u64 = self.recent.iter().map(|recent| recent.rows).sum();
-        let rows = self.reported_rows.saturating_add(placed);
+        let rows = self.reported_rows.saturating_add(self.sums.rows);
         // An idle worker costs no division.
         if rows == 0 { 0 } else { rows.saturating_sub(self.drained(now)) }
     }
@@ -241,15 +265,33 @@ impl WorkerLoad {
             return Standing { queue: Nanos::ZERO, requests: reported, expected_in };
         }
         let drained = self.drained(now);
-        let (mut rows, mut undrained) = (self.reported_rows, 0_u32);
-        for recent in &self.recent {
-            rows = rows.saturating_add(recent.rows);
-            // One without rows never waits.
-            let waits = recent.rows != 0 && drained < rows;
-            undrained = undrained.saturating_add(u32::from(waits));
-        }
+        let rows = self.reported_rows.saturating_add(self.sums.rows);
+        let undrained = if drained < self.reported_rows.saturating_add(self.sums.first_rows) {
+            self.sums.waiting
+        } else {
+            self.undrained(drained)
+        };
         let queue = self.rates.pace.time_for(rows.saturating_sub(drained));
         Standing { queue, requests: reported.saturating_add(undrained), expected_in }
+    }
+
+    /// How many of the requests placed still wait when so many rows are drained. One without rows never waits.
+    fn undrained(&self, drained: u64) -> u32 {
+        let mut rows = self.reported_rows;
+        self.recent.iter().fold(0, |undrained: u32, recent| {
+            rows = rows.saturating_add(recent.rows);
+            undrained.saturating_add(u32::from(recent.rows != 0 && drained < rows))
+        })
+    }
+
+    /// Sums up what was placed. Whatever changes `recent` does so at its end.
+    fn sum(&mut self) {
+        let with_rows = self.recent.iter().map(|recent| recent.rows).filter(|&rows| rows != 0);
+        self.sums = with_rows.fold(Sums::default(), |sums, rows| Sums {
+            rows: sums.rows.saturating_add(rows),
+            waiting: sums.waiting.saturating_add(1),
+            first_rows: if sums.waiting == 0 { rows } else { sums.first_rows },
+        });
     }
 
     fn drained(&self, now: Timestamp) -> u64 {
@@ -263,6 +305,7 @@ impl WorkerLoad {
         let left = drain(&mut self.reported_rows, drained);
         let left = self.recent.iter_mut().fold(left, |left, recent| drain(&mut recent.rows, left));
         self.recent.retain(|recent| 0 < recent.rows);
+        self.sum();
         self.settled_at = if 0 < left || self.rows(self.settled_at) == 0 {
             now.max(self.settled_at)
         } else {
@@ -285,6 +328,7 @@ impl WorkerLoad {
         }
         self.take_rates(report.rates);
         self.recent.retain(|recent| now < recent.placed_at.after(lag));
+        self.sum();
         self.reported_rows = report.pending_rows;
         self.settled_at = now;
         let requests = report.running.saturating_add(report.waiting);

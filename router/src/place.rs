@@ -6,18 +6,21 @@
 //! reads, and that measures how long reading takes. So the pair's cost never falls when P's path gets longer, whatever
 //! D is. This holds as long as no rate belongs to the pair, such as a link between two hosts.
 
+use std::cell::RefCell;
+
 use shared::random::mix;
-use shared::{BLOCK_TOKENS, PlaceRequest, Placement, Tier, Timestamp, WorkerRank};
+use shared::{BLOCK_TOKENS, PlaceRequest, Placement, Timestamp, WorkerRank};
 
 use crate::config::RouterConfig;
 use crate::cost::{Cost, Prompt, Side, price_direct, price_disaggregated, price_prefill};
+use crate::field::{Field, Open};
 use crate::index::{PrefixIndex, PrefixMatch, PrefixMatches};
-use crate::life::{Life, Lives, Steer};
-use crate::loads::{Loads, Standing, WorkerLoad};
+use crate::life::{Lives, Steer};
+use crate::loads::{Loads, WorkerLoad};
 use crate::nanos::Nanos;
-use crate::policy::{Draw, Order, Seen, order};
+use crate::policy::{Draw, Order, Seen};
 use crate::reason::reason;
-use crate::records::{Candidate, Considered, PlacementKind, PrefillCandidate, Steered};
+use crate::records::{Candidate, Considered, PlacementKind, PrefillCandidate};
 use crate::role::Role;
 
 /// What a decision is made from.
@@ -32,6 +35,52 @@ pub(crate) struct Facts<'a> {
     /// The decode worker and the prefill worker chosen last.
     pub(crate) last: (Option<WorkerRank>, Option<WorkerRank>),
     pub(crate) now: Timestamp,
+    /// Says nothing: memory to decide in.
+    pub(crate) scratch: &'a RefCell<Scratch>,
+}
+
+/// Memory that one decision leaves to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    prefill: Contest<PrefillStart>,
+    decode: Contest<DecodeStart>,
+    /// Empty lists of the record that the last one took the place of.
+    spare: Considered,
+}
+
+impl Scratch {
+    /// Takes the lists of a record that is kept no more.
+    pub(crate) fn take_back(&mut self, considered: Option<Considered>) {
+        let Some(Considered { mut decode, mut prefill, mut steered, .. }) = considered else {
+            return;
+        };
+        decode.clear();
+        prefill.clear();
+        steered.clear();
+        self.spare = Considered { decode, prefill, steered, tied: 0 };
+    }
+}
+
+/// The workers of one role on their way to an order.
+#[derive(Debug)]
+struct Contest<S> {
+    field: Field,
+    /// Those of the field that can take the request.
+    starts: Vec<S>,
+    /// The same, as the policy sees them.
+    seen: Vec<Seen>,
+    order: Order,
+}
+
+impl<S> Default for Contest<S> {
+    fn default() -> Self {
+        Self {
+            field: Field::default(),
+            starts: Vec::new(),
+            seen: Vec::new(),
+            order: Order::default(),
+        }
+    }
 }
 
 /// A choice, with what the router books and records about it.
@@ -112,26 +161,6 @@ pub(crate) enum Blocked {
     Prefill,
 }
 
-/// The workers of one role, parted by what is known about them.
-struct Field<'a> {
-    /// Those that may be chosen, at their bound or not, in the order of their names.
-    open: Vec<Open<'a>>,
-    steered: Vec<Steered>,
-    /// Whether those that may be chosen all have a reason against them.
-    overridden: bool,
-    /// Whether any worker of the role takes requests.
-    exists: bool,
-}
-
-/// A worker that may be chosen.
-#[derive(Clone, Copy)]
-struct Open<'a> {
-    worker: WorkerRank,
-    load: &'a WorkerLoad,
-    life: &'a Life,
-    standing: Standing,
-}
-
 /// Chooses the workers of a request. Fails with what is full.
 pub(crate) fn choose(request: &PlaceRequest, facts: Facts<'_>) -> Result<Choice, Blocked> {
     let config = facts.config;
@@ -142,56 +171,60 @@ pub(crate) fn choose(request: &PlaceRequest, facts: Facts<'_>) -> Result<Choice,
     let names = &request.names[..blocks.min(request.names.len())];
     let matches = facts.index.match_prefix(names);
 
-    let mut prefill_field = field(facts.loads.prefill(), Role::Prefill, request, facts);
-    let prefills = prefill_starts(&mut prefill_field, request, prompt, (&matches, facts));
+    let scratch = &mut *facts.scratch.borrow_mut();
+    let Scratch { prefill: prefills, decode: decodes, spare } = scratch;
+    let (policy, kept) = (config.policy, config.records.candidates_max);
     let draw = draw(request, facts);
+    prefills.field.part(Role::Prefill, request, facts);
+    prefill_starts(prefills, request, prompt, (&matches, facts));
     let prefill_draw = Draw { last: facts.last.1, ..draw };
-    let seen: Vec<Seen> = prefills.iter().map(see_prefill).collect();
-    let kept = config.records.candidates_max;
-    let prefill_order = order(config.policy, &prefill_draw, &seen, kept);
-    let prefill = prefill_order.best_first.first().map(|&at| prefills[at]);
+    prefills.order.find(policy, &prefill_draw, &prefills.seen, kept);
+    let prefill = prefills.best().copied();
 
-    let mut field = field(facts.loads.decode(), Role::Decode, request, facts);
-    let bound = config.admission.decode_running_max;
-    field.open.retain(|it| it.load.placed() < bound);
-    if field.open.is_empty() {
+    decodes.field.part(Role::Decode, request, facts);
+    if decodes.field.open.is_empty() {
         return Err(Blocked::Decode);
     }
-    spare_cold(&mut field, request, &matches, facts);
-    let mut found = matches.in_order();
-    let start = |&it: &Open<'_>| {
-        let prefill = (prefill.as_ref(), prefill_field.exists);
-        decode_start(it.worker, &side(it, found.of(it.worker)), prefill, prompt, facts)
-    };
-    let decodes: Vec<DecodeStart> = field.open.iter().filter_map(start).collect();
-    let seen: Vec<Seen> = decodes.iter().map(see_decode).collect();
-    let Order { best_first, tied } = order(config.policy, &draw, &seen, kept);
-    let Some(decode) = best_first.first().map(|&at| decodes[at]) else {
+    let with = (prefill.as_ref(), prefills.field.exists);
+    decode_starts(decodes, request, with, prompt, (&matches, facts));
+    decodes.order.find(policy, &draw, &decodes.seen, kept);
+    let Some(&decode) = decodes.best() else {
         return Err(Blocked::Prefill);
     };
 
-    field.steered.extend(prefill_field.steered);
-    let warm_up_passed = field.steered.iter().any(|it| it.why == Steer::WarmingUp);
-    field.steered.truncate(kept);
+    let steered = || decodes.field.steered.iter().chain(&prefills.field.steered);
     Ok(Choice {
         placement: Placement {
             decode: decode.worker,
             prefill: decode.prefill,
             expected_cached_tokens: decode.cached_tokens,
-            reason: reason(&decode, prompt, config.policy),
+            reason: reason(&decode, prompt, policy),
         },
         prompt,
         decode,
         prefill: prefill.filter(|_| decode.prefill.is_some()),
-        considered: Considered {
-            decode: best_first.iter().map(|&at| decodes[at].candidate()).collect(),
-            prefill: prefill_order.best_first.iter().map(|&at| prefills[at].candidate()).collect(),
-            steered: field.steered,
-            tied,
+        considered: {
+            let mut it = std::mem::take(spare);
+            it.decode.extend(decodes.best_first().map(DecodeStart::candidate));
+            it.prefill.extend(prefills.best_first().map(PrefillStart::candidate));
+            it.steered.extend(steered().take(kept));
+            Considered { tied: decodes.order.tied, ..it }
         },
-        overridden: field.overridden,
-        warm_up_passed,
+        overridden: decodes.field.overridden,
+        warm_up_passed: steered().any(|it| it.why == Steer::WarmingUp),
     })
+}
+
+impl<S> Contest<S> {
+    /// Those that the record keeps, best first.
+    fn best_first(&self) -> impl ExactSizeIterator<Item = &S> {
+        self.order.best_first().map(|at| &self.starts[at])
+    }
+
+    /// The best one.
+    fn best(&self) -> Option<&S> {
+        self.best_first().next()
+    }
 }
 
 /// Whether some worker of the role may take a request and is below its bound, whatever the request is.
@@ -226,89 +259,61 @@ fn draw(request: &PlaceRequest, facts: Facts<'_>) -> Draw {
     }
 }
 
-/// Parts the workers of a role. Those that drain are out. Of the rest those stay that have nothing against them; when there
-/// is no such worker, those with the weakest reason: a worker that may fail is better than none.
-fn field<'a>(
-    workers: impl Iterator<Item = (WorkerRank, &'a WorkerLoad)>,
-    role: Role,
-    request: &PlaceRequest,
-    facts: Facts<'a>,
-) -> Field<'a> {
-    let mut field =
-        Field { open: Vec::new(), steered: Vec::new(), overridden: false, exists: false };
-    let mut doubtful = Vec::new();
-    for ((worker, load), life) in workers.zip(facts.lives.of_role(role)) {
-        let open = || Open { worker, load, life, standing: facts.loads.standing(load, facts.now) };
-        match facts.lives.steer((worker, load), life, &request.excluded, facts.now) {
-            None => field.open.push(open()),
-            Some(Steer::Draining) => {
-                field.steered.push(Steered { worker, why: Steer::Draining });
-            }
-            Some(why) => doubtful.push((open(), why)),
-        }
-    }
-    field.exists = !field.open.is_empty() || !doubtful.is_empty();
-    field.overridden = field.open.is_empty() && !doubtful.is_empty();
-    let weakest = doubtful.iter().map(|(_, why)| *why).min();
-    for (it, why) in doubtful {
-        if field.overridden && Some(why) == weakest {
-            field.open.push(it);
-        } else {
-            field.steered.push(Steered { worker: it.worker, why });
-        }
-    }
-    field
-}
-
-/// Sets new workers aside that hold nothing of the prompt and had their share, while a warm one has room. In a fleet that
-/// has just begun all are alike.
-fn spare_cold(
-    field: &mut Field<'_>,
-    request: &PlaceRequest,
-    matches: &PrefixMatches,
-    facts: Facts<'_>,
-) {
-    if !facts.lives.any_cold() || !field.open.iter().any(|it| facts.lives.is_warm(it.life)) {
-        return;
-    }
-    let steered = &mut field.steered;
-    field.open.retain(|it| {
-        let spared = facts.lives.is_spared((it.worker, it.life), request.id)
-            && matches.of(it.worker).leading.of(Tier::Device) == 0;
-        if spared {
-            steered.push(Steered { worker: it.worker, why: Steer::WarmingUp });
-        }
-        !spared
-    });
-}
-
-/// The prefill workers below their bound; none when the prompt has no hand-off boundary.
+/// Prices the prefill workers below their bound; none when the prompt has no hand-off boundary.
 fn prefill_starts(
-    field: &mut Field<'_>,
+    contest: &mut Contest<PrefillStart>,
     request: &PlaceRequest,
     prompt: Prompt,
     (matches, facts): (&PrefixMatches, Facts<'_>),
-) -> Vec<PrefillStart> {
+) {
+    let Contest { field, starts, seen, .. } = contest;
+    starts.clear();
+    seen.clear();
     if prompt.boundary == 0 {
-        return Vec::new();
+        return;
     }
-    let bound = facts.config.admission.prefill_running_max;
-    field.open.retain(|it| it.standing.requests < bound);
-    spare_cold(field, request, matches, facts);
+    field.spare_cold(Role::Prefill, request, matches, facts);
     let cost = &facts.config.cost;
+    let workers = facts.loads.of_role(Role::Prefill);
     let mut found = matches.in_order();
-    let starts = field.open.iter().map(|&it| {
-        let side = side(it, found.of(it.worker));
-        PrefillStart {
-            worker: it.worker,
+    for it in &field.open {
+        let (worker, load) = &workers[it.number];
+        let side = side(it, load, found.of(*worker));
+        let start = PrefillStart {
+            worker: *worker,
             cost: price_prefill(&side, prompt, cost),
             cached_tokens: side.cached_tokens(),
             expected_tokens: side.expected_tokens(),
             requests: side.requests,
             rows: side.rows_to_boundary(prompt, cost),
+        };
+        seen.push(see_prefill(&start));
+        starts.push(start);
+    }
+}
+
+/// Prices the decode workers below their bound that can take the request.
+fn decode_starts(
+    contest: &mut Contest<DecodeStart>,
+    request: &PlaceRequest,
+    (prefill, has_prefill): (Option<&PrefillStart>, bool),
+    prompt: Prompt,
+    (matches, facts): (&PrefixMatches, Facts<'_>),
+) {
+    let Contest { field, starts, seen, .. } = contest;
+    starts.clear();
+    seen.clear();
+    field.spare_cold(Role::Decode, request, matches, facts);
+    let workers = facts.loads.of_role(Role::Decode);
+    let mut found = matches.in_order();
+    for it in &field.open {
+        let (worker, load) = &workers[it.number];
+        let side = side(it, load, found.of(*worker));
+        if let Some(start) = decode_start(*worker, &side, (prefill, has_prefill), prompt, facts) {
+            seen.push(see_decode(&start));
+            starts.push(start);
         }
-    });
-    starts.collect()
+    }
 }
 
 /// The better way to start on one decode worker; none when it needs prefill and no prefill worker is free.
@@ -361,7 +366,8 @@ fn decode_start(
     Some(start(PlacementKind::Disaggregated, with, split, prompt.tail_rows()))
 }
 
-fn side(Open { load, standing, .. }: Open<'_>, cached: PrefixMatch) -> Side<'_> {
+fn side<'a>(open: &Open, load: &'a WorkerLoad, cached: PrefixMatch) -> Side<'a> {
+    let standing = open.standing;
     Side {
         queue: standing.queue,
         requests: standing.requests.max(load.running()),

@@ -22,12 +22,18 @@ impl<T> Ranked<T> {
         self.find(worker).ok().map(|at| &mut self.0[at].1)
     }
 
-    /// Takes something in the place of what was there.
-    pub(crate) fn insert(&mut self, worker: WorkerRank, value: T) {
+    /// Takes something in the place of what was there, which is given back.
+    pub(crate) fn insert(&mut self, worker: WorkerRank, value: T) -> Option<T> {
         match self.find(worker) {
-            Ok(at) => self.0[at].1 = value,
+            Ok(at) => return Some(std::mem::replace(&mut self.0[at].1, value)),
             Err(at) => self.0.insert(at, (worker, value)),
         }
+        None
+    }
+
+    /// All of it, in the order of the names.
+    pub(crate) fn all(&self) -> &[(WorkerRank, T)] {
+        &self.0
     }
 
     pub(crate) fn remove(&mut self, worker: WorkerRank) -> Option<T> {

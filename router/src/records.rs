@@ -93,7 +93,7 @@ pub struct Steered {
 }
 
 /// Who was compared, and who was not.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Considered {
     /// Decode workers, best first, at most `candidates_max`; those at their bound are left out.
     pub decode: Vec<Candidate>,
@@ -271,14 +271,14 @@ impl DecisionLog {
         Self { records: VecDeque::new(), first: 0, numbers: HashMap::new(), records_max }
     }
 
-    /// Keeps a record; the oldest makes room.
-    pub(crate) fn push(&mut self, record: DecisionRecord) {
+    /// Keeps a record; the oldest makes room. Gives back what is kept no more.
+    pub(crate) fn push(&mut self, record: DecisionRecord) -> Option<DecisionRecord> {
         if self.records_max == 0 {
-            return;
+            return Some(record);
         }
-        if self.records.len() == self.records_max
-            && let Some(oldest) = self.records.pop_front()
-        {
+        let oldest =
+            if self.records.len() < self.records_max { None } else { self.records.pop_front() };
+        if let Some(oldest) = &oldest {
             // A request that was placed again has a later record, which is the one that is found.
             if self.numbers.get(&oldest.id) == Some(&self.first) {
                 self.numbers.remove(&oldest.id);
@@ -288,6 +288,7 @@ impl DecisionLog {
         let number = self.first + u64::try_from(self.records.len()).expect("a length has 64 bits");
         self.numbers.insert(record.id, number);
         self.records.push_back(record);
+        oldest
     }
 
     /// The latest record of a request.

@@ -21,6 +21,7 @@ mod steering;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,7 @@ use crate::config::{ConfigError, RouterConfig};
 use crate::index::{Applied, JoinError, PrefixIndex, ViewState};
 use crate::life::Lives;
 use crate::loads::Loads;
-use crate::place::Facts;
+use crate::place::{Facts, Scratch};
 use crate::queue::{Queue, QueueLimits};
 use crate::records::{DecisionLog, DecisionRecord, Expected, LegEnd, PredictionCounters};
 use crate::resync::{Resyncs, Step};
@@ -100,6 +101,7 @@ pub struct Router {
     prefill_state: u64,
     /// The decode worker and the prefill worker chosen last.
     last: (Option<WorkerRank>, Option<WorkerRank>),
+    scratch: RefCell<Scratch>,
     counters: Counters,
 }
 
@@ -161,6 +163,7 @@ impl Router {
             looked_at: Timestamp(0),
             prefill_state: 0,
             last: (None, None),
+            scratch: RefCell::default(),
             counters: Counters::default(),
             config,
         })
@@ -417,6 +420,7 @@ impl Router {
             answer_tokens: self.answers.tokens(),
             last: self.last,
             now,
+            scratch: &self.scratch,
         }
     }
 

@@ -76,10 +76,8 @@ pub(super) struct PlainMatch {
 
 impl PlainMatch {
     fn expand(self) -> PrefixMatch {
-        let (mut leading, mut reach_by_tier) = (TierCounts::default(), TierCounts::default());
-        for tier in self.tiers.iter() {
-            *leading.at(tier) = self.end;
-        }
+        let leading = TIERS.map(|tier| if self.tiers.contains(tier) { self.end } else { 0 });
+        let (leading, mut reach_by_tier) = (TierCounts(leading), TierCounts::default());
         *reach_by_tier.at(self.tiers.nearest().unwrap_or(Tier::Device)) = self.end;
         let expected = if self.tiers.is_empty() { self.end } else { 0 };
         PrefixMatch { worker: self.worker, leading, reach: self.end, reach_by_tier, expected }
@@ -96,21 +94,36 @@ pub(crate) struct InOrder<'a> {
 
 impl InOrder<'_> {
     /// The answer for one member, which must not come before the last one asked for.
+    #[inline]
     pub(crate) fn of(&mut self, worker: WorkerRank) -> PrefixMatch {
         let found = match &self.matches.held {
             Held::Plain(held) => {
-                let passed = held[self.at..].iter().take_while(|it| it.worker < worker).count();
-                self.at += passed;
-                held.get(self.at).filter(|it| it.worker == worker).map(|it| it.expand())
+                let is_at = pass(held, &mut self.at, worker, |it| it.worker);
+                is_at.map(|it| it.expand())
             }
-            Held::General(held) => {
-                let passed = held[self.at..].iter().take_while(|it| it.worker < worker).count();
-                self.at += passed;
-                held.get(self.at).filter(|it| it.worker == worker).copied()
-            }
+            Held::General(held) => pass(held, &mut self.at, worker, |it| it.worker).copied(),
         };
         found.unwrap_or_else(|| self.matches.other(worker))
     }
+}
+
+/// Passes those before a member, and says whether it comes next.
+fn pass<'a, T>(
+    held: &'a [T],
+    at: &mut usize,
+    worker: WorkerRank,
+    name: impl Fn(&T) -> WorkerRank,
+) -> Option<&'a T> {
+    let number = |it: WorkerRank| u64::from(it.worker.0) << 16 | u64::from(it.rank.0);
+    let wanted = number(worker);
+    while let Some(it) = held.get(*at) {
+        let this = number(name(it));
+        if wanted <= this {
+            return (wanted == this).then_some(it);
+        }
+        *at += 1;
+    }
+    None
 }
 
 impl PrefixMatches {

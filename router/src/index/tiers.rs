@@ -30,6 +30,10 @@ impl TierSet {
         Self(self.0 & !(1 << tier_index(tier)))
     }
 
+    pub(super) fn contains(self, tier: Tier) -> bool {
+        self.0 & 1 << tier_index(tier) != 0
+    }
+
     pub(super) fn is_empty(self) -> bool {
         self.0 == 0
     }

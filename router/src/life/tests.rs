@@ -27,7 +27,7 @@ fn lives() -> (Lives, Loads) {
 
 fn steer(lives: &Lives, loads: &Loads, seconds: u64) -> Option<Steer> {
     let load = loads.of(rank(0)).expect("a member");
-    let life = lives.of_role(Role::Decode).next().expect("a member");
+    let (_, life) = lives.of_role(Role::Decode).first().expect("a member");
     lives.steer((rank(0), load), life, &[], at(seconds))
 }
 
@@ -145,7 +145,7 @@ fn drains_keep_their_first_deadline_and_their_source() {
 fn a_new_worker_gets_its_share_until_it_has_served_some() {
     let (mut lives, _) = lives();
     let spared = |lives: &Lives| {
-        let life = lives.of_role(Role::Decode).next().expect("a decode worker");
+        let (_, life) = lives.of_role(Role::Decode).first().expect("a decode worker");
         (0..1_000).filter(|&id| lives.is_spared((rank(0), life), RequestId(id))).count()
     };
     assert!((700..800).contains(&spared(&lives)), "{} of 1,000", spared(&lives));

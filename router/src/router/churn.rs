@@ -306,6 +306,7 @@ impl World {
     }
 
     fn check(&self) {
+        self.check_cold();
         let snapshot = self.router.snapshot(self.now);
         assert_eq!(snapshot.waiting, self.waiting.len());
         assert_eq!(snapshot.running, self.running.len());
@@ -357,12 +358,20 @@ impl World {
         self.check_breakers();
     }
 
+    /// Who has not served enough is counted, not looked for.
+    fn check_cold(&self) {
+        let lives = &self.router.lives;
+        let all = [Role::Decode, Role::Prefill].map(|role| lives.of_role(role).iter());
+        let cold = all.into_iter().flatten().any(|(_, life)| !lives.is_warm(life));
+        assert_eq!(lives.any_cold(), cold);
+    }
+
     /// Nothing runs: no request probes a worker, so that the next one may.
     fn check_breakers(&self) {
         let (lives, loads) = (&self.router.lives, &self.router.loads);
         let decodes = loads.decode().zip(lives.of_role(Role::Decode));
         let prefills = loads.prefill().zip(lives.of_role(Role::Prefill));
-        for (member, life) in decodes.chain(prefills) {
+        for (member, (_, life)) in decodes.chain(prefills) {
             let breaker = lives.snapshot(member.0, self.now).breaker;
             let steer = lives.steer(member, life, &[], self.now);
             assert!(breaker == Breaker::Open || steer != Some(Steer::Broken), "{}", member.0);

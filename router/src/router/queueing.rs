@@ -205,7 +205,7 @@ impl Router {
         self.counters.placed.add(decode.kind);
         self.lives.counters.overridden += u64::from(overridden);
         self.lives.counters.warm_up_passed += u64::from(warm_up_passed);
-        self.decisions.push(DecisionRecord {
+        let forgotten = self.decisions.push(DecisionRecord {
             id,
             tenant: request.tenant.tag(),
             priority: request.priority,
@@ -224,6 +224,7 @@ impl Router {
             started: None,
             ended: None,
         });
+        self.scratch.get_mut().take_back(forgotten.map(|record| record.considered));
         actions.push(Action::Place { id, placement });
     }
 
