@@ -43,7 +43,7 @@ use crate::role::Role;
 use digests::MemberDigests;
 use drives::Drives;
 use exact::{Exact, Outcome, Stretch};
-use expected::{Expectation, Expectations};
+use expected::{Expectation, Expectations, Slots};
 use page::Place;
 use sets::Holder;
 use walk::{Scratch, Walk};
@@ -138,7 +138,7 @@ pub struct PrefixIndex {
     drives: Drives,
     expectations: Expectations,
     /// Expectations that do not count yet; see [`PrefixIndex::expect_soon`].
-    unsettled: Vec<(Slot, Arc<[BlockName]>)>,
+    unsettled: Vec<Expectation>,
     members: Vec<Option<Member>>,
     /// By slot, also of members that left.
     names: Vec<WorkerRank>,
@@ -342,29 +342,40 @@ impl PrefixIndex {
     /// may end early when the block is removed and expected again meanwhile, never late. Strangers and stores are ignored; what
     /// does not fit `with_expectations` is counted.
     pub fn expect(&mut self, worker: WorkerRank, names: &Arc<[BlockName]>, until: Timestamp) {
-        self.expect_soon(worker, names, until);
+        self.expect_soon([Some(worker), None], names, until);
         self.settle();
     }
 
-    /// The same, but it counts from the next call of [`Self::settle`] on, or of another method that changes the index. So a
-    /// placement can be told before the time is spent that this takes.
-    pub fn expect_soon(&mut self, worker: WorkerRank, names: &Arc<[BlockName]>, until: Timestamp) {
-        let Some(&slot) = self.slots.get(&worker) else { return };
-        if self.exact.is_store(slot) {
-            return;
-        }
-        let expectation = Expectation { slot, names: Arc::clone(names) };
-        if self.expectations.push(until, expectation) {
-            self.unsettled.push((slot, Arc::clone(names)));
-        } else {
-            self.counters.expected_dropped_full += counted(names.len());
-        }
+    /// The same of one or two members, but it counts from the next call of [`Self::settle`] on, or of another method that
+    /// changes the index. So a placement can be told before the time is spent that this takes.
+    pub fn expect_soon(
+        &mut self,
+        workers: [Option<WorkerRank>; 2],
+        names: &Arc<[BlockName]>,
+        until: Timestamp,
+    ) {
+        let [first, second] = workers.map(|worker| {
+            let slot = *self.slots.get(&worker?)?;
+            (!self.exact.is_store(slot)).then_some(slot)
+        });
+        let room = self.expectations.room(names.len());
+        let second = second.filter(|_| first != second);
+        let wanted = first.into_iter().chain(second);
+        self.counters.expected_dropped_full +=
+            counted(names.len() * wanted.clone().skip(room).count());
+        let slots = wanted.take(room).fold(None, |slots: Option<Slots>, slot| {
+            Some(slots.map_or_else(|| Slots::one(slot), |slots| slots.and(slot)))
+        });
+        let Some(slots) = slots else { return };
+        let expectation = Expectation { slots, names: Arc::clone(names) };
+        self.expectations.push(until, expectation.clone());
+        self.unsettled.push(expectation);
     }
 
     /// Counts what is expected by now. Call it before a match that must count it.
     pub fn settle(&mut self) {
-        for (slot, names) in self.unsettled.drain(..) {
-            self.exact.expect(slot, &names);
+        for Expectation { slots, names } in self.unsettled.drain(..) {
+            self.exact.expect(slots, &names);
         }
     }
 
@@ -372,7 +383,7 @@ impl PrefixIndex {
     pub fn expire(&mut self, now: Timestamp) {
         self.settle();
         while let Some(ended) = self.expectations.pop_ended(now) {
-            self.exact.unexpect(ended.slot, &ended.names);
+            self.exact.unexpect(ended.slots, &ended.names);
         }
         self.maintain(0);
     }

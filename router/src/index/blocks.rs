@@ -13,6 +13,10 @@ use super::page::{PAGE, Page, Place, VACANT};
 use super::sets::SetId;
 use super::table::{Key, Table};
 
+/// Blocks that are looked for at a time when they do not lie beside each other: as many misses of a cache as a core has in
+/// flight.
+pub(super) const APPROACHED: usize = 16;
+
 /// The blocks.
 #[derive(Debug)]
 pub(super) struct Blocks {
@@ -108,6 +112,31 @@ impl Blocks {
         place
     }
 
+    /// Adds blocks up to one that is there already; the first one is not. Says how many, and where the last of them lies.
+    pub(super) fn insert_run(&mut self, names: &[BlockName], set: SetId) -> (usize, Place) {
+        let mut last = None;
+        for (count, &name) in names.iter().enumerate() {
+            if count.is_multiple_of(APPROACHED) {
+                self.approach(&names[count..names.len().min(count + APPROACHED)]);
+            }
+            let place = self.take_place(None);
+            self.fill(place, name, set);
+            let pages = &self.pages;
+            let is_it = |place| lies_at(pages, place, name);
+            let entry = (Key::of(name), place);
+            if self.table.find_or_insert(entry, is_it, |place| key_at(pages, place)).is_some() {
+                self.vacate(place);
+                self.cursor = place;
+                self.heads.fit(self.len);
+                return (count, last.expect("the first one is not there"));
+            }
+            self.len += 1;
+            last = Some(place);
+        }
+        self.heads.fit(self.len);
+        (names.len(), last.expect("there are names"))
+    }
+
     /// Takes a block out.
     pub(super) fn remove(&mut self, place: Place) {
         let pages = &self.pages;
@@ -177,7 +206,7 @@ impl Blocks {
     }
 
     fn is(&self, place: Place, name: BlockName) -> bool {
-        self.pages.get(place.page()).is_some_and(|page| page.is(place, name))
+        lies_at(&self.pages, place, name)
     }
 
     /// A vacant place: the next one of the page of the last, or else in a page with many, or else in a new page.
@@ -246,6 +275,10 @@ impl Blocks {
         self.table.relocate(Key::of(name), from, to);
         self.vacate(from);
     }
+}
+
+fn lies_at(pages: &[Page], place: Place, name: BlockName) -> bool {
+    pages.get(place.page()).is_some_and(|page| page.is(place, name))
 }
 
 fn key_at(pages: &[Page], place: Place) -> Key {

@@ -3,17 +3,14 @@
 use shared::{BlockName, RangeSet, Tier};
 
 use super::Slot;
-use super::blocks::Blocks;
+use super::blocks::{APPROACHED, Blocks};
+use super::expected::Slots;
 use super::page::Place;
 use super::sets::{Holder, HolderSets, SetId};
 use super::tiers::TierSet;
 
 /// Blocks moved in one call to give memory back, as a part of the places that are looked at.
 const MOVED_PART: usize = 8;
-
-/// Blocks that are looked for at a time when they do not lie beside each other: as many misses of a cache as a core has in
-/// flight.
-const APPROACHED: usize = 16;
 
 /// The first level.
 #[derive(Debug)]
@@ -67,6 +64,17 @@ struct Step {
     to: SetId,
     old: Holder,
     new: Holder,
+}
+
+/// What a change of expectations makes of a set, kept for the same reason.
+#[derive(Clone, Copy)]
+struct Shift {
+    from: SetId,
+    to: SetId,
+    /// Members that are expected to bring a block of it from now on.
+    begun: usize,
+    /// Those that no more are.
+    over: usize,
 }
 
 impl Exact {
@@ -138,7 +146,7 @@ impl Exact {
             let run = &names[at..at + found_count.min(room)];
             run.iter().for_each(|&name| told(name, Outcome::Changed));
             // A set that was computed for the blocks before has those now, so it is still the right one.
-            let to = if step.to == from { self.sets.with(from, step.new) } else { step.to };
+            let to = if step.to == from { self.sets.with(from, &[step.new]) } else { step.to };
             memo = Some(Step { to, ..step });
             previous = self.set_holders(found, run, (from, to));
             self.count(&Step { to, ..step }, run.len(), &mut altered);
@@ -158,15 +166,16 @@ impl Exact {
         self.expected = self.expected + of(step.new.expected != 0) - of(step.old.expected != 0);
     }
 
-    /// Expects these blocks, a prefix in its order, of one member. Blocks it holds already are left as they are.
-    pub(super) fn expect(&mut self, slot: Slot, names: &[BlockName]) {
+    /// Expects these blocks, a prefix in its order, of some members. Blocks that a member holds already are left as they are
+    /// for it.
+    pub(super) fn expect(&mut self, slots: Slots, names: &[BlockName]) {
         let expect = |part: Holder| {
             let expected = if part.holds() { 0 } else { part.expected.saturating_add(1) };
             Holder { expected, ..part }
         };
-        let altered = self.alter(slot, names, expect, |_, _| ());
+        let jumps = self.reckon(slots, names, expect);
         // The members told of these blocks in another order. Now the order is known.
-        if names.len() < 4 * altered.jumps {
+        if names.len() < 4 * jumps {
             let places = names.iter().filter_map(|&name| self.blocks.find(None, name));
             let places: Vec<Place> = places.collect();
             self.blocks.gather(&places);
@@ -174,9 +183,73 @@ impl Exact {
     }
 
     /// Ends one expectation of a prefix.
-    pub(super) fn unexpect(&mut self, slot: Slot, names: &[BlockName]) {
+    pub(super) fn unexpect(&mut self, slots: Slots, names: &[BlockName]) {
         let unexpect = |part: Holder| Holder { expected: part.expected.saturating_sub(1), ..part };
-        self.alter(slot, names, unexpect, |_, _| ());
+        self.reckon(slots, names, unexpect);
+    }
+
+    /// Changes what is expected of some members, in one walk for all of them: what they hold, and whether they hold it, stays.
+    /// Answers how many blocks did not lie beside their predecessor.
+    fn reckon(
+        &mut self,
+        slots: Slots,
+        names: &[BlockName],
+        change: impl Fn(Holder) -> Holder,
+    ) -> usize {
+        let (mut at, mut jumps) = (0, 0);
+        let (mut previous, mut memo) = (None, None::<Shift>);
+        while at < names.len() {
+            let found = self.blocks.look_up(previous, names[at]);
+            jumps += usize::from(found.is_some() && !Place::follows(previous, found));
+            let from = found.map_or(SetId::EMPTY, |place| self.blocks.set(place));
+            let shift = match memo {
+                Some(shift) if shift.from == from => shift,
+                _ => self.shift(from, slots, &change),
+            };
+            memo = Some(shift);
+            let (run, last) = match found {
+                None if shift.to == SetId::EMPTY => (1, None),
+                None => {
+                    let (run, last) = self.blocks.insert_run(&names[at..], shift.to);
+                    self.sets.moved(SetId::EMPTY, shift.to, run);
+                    (run, Some(last))
+                }
+                Some(place) => {
+                    let run = self.blocks.stretch(place, &names[at..]);
+                    let names = &names[at..at + run];
+                    let last = if shift.to == from {
+                        Some(place.later(run - 1))
+                    } else {
+                        self.set_holders(found, names, (from, shift.to))
+                    };
+                    (run, last)
+                }
+            };
+            previous = last;
+            self.expected = self.expected + run * shift.begun - run * shift.over;
+            at += run;
+        }
+        jumps
+    }
+
+    /// What a change makes of a set.
+    fn shift(&mut self, from: SetId, slots: Slots, change: impl Fn(Holder) -> Holder) -> Shift {
+        let (mut parts, mut count) = ([Holder::none(0); 2], 0);
+        let mut shift = Shift { from, to: from, begun: 0, over: 0 };
+        for slot in slots.iter() {
+            let old = self.sets.holder(from, slot);
+            let new = change(old);
+            if new != old {
+                shift.begun += usize::from(new.expected != 0 && old.expected == 0);
+                shift.over += usize::from(new.expected == 0 && old.expected != 0);
+                parts[count] = new;
+                count += 1;
+            }
+        }
+        if count != 0 {
+            shift.to = self.sets.with(from, &parts[..count]);
+        }
+        shift
     }
 
     /// Forgets all that a member holds or is expected to hold. Cost: the sets it is in. Answers the pairs it held.

@@ -2,6 +2,7 @@
 //! however many there are, and a member is taken out of all its blocks by taking it out of its sets.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use shared::Tier;
 
@@ -70,9 +71,27 @@ pub(super) struct HolderSets {
     sets: Vec<Set>,
     free: Vec<SetId>,
     /// From the hash of a set's holders. Two sets may have equal holders after a member was cleared; one is found.
-    interned: HashMap<u64, SetId>,
+    interned: HashMap<u64, SetId, BuildHasherDefault<Hashed>>,
     by_slot: Vec<SlotSets>,
     scratch: Vec<Holder>,
+}
+
+/// Of what is a hash already: the exclusive or of [`Holder`]s' hashes, which spread as well as each of them.
+#[derive(Debug, Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a hash is one number");
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
 }
 
 #[derive(Debug, Default)]
@@ -101,7 +120,7 @@ impl HolderSets {
         Self {
             sets: vec![Set::default()],
             free: Vec::new(),
-            interned: HashMap::new(),
+            interned: HashMap::default(),
             by_slot: Vec::new(),
             scratch: Vec::new(),
         }
@@ -140,17 +159,25 @@ impl HolderSets {
         }
     }
 
-    /// The set that differs from `from` in one member's part. Made when it is not there; unless a block gets it with
-    /// [`Self::moved`], the next call may give another one.
-    pub(super) fn with(&mut self, from: SetId, part: Holder) -> SetId {
+    /// The set that differs from `from` in the parts of these members, which are in the order of their slots. Made when it is
+    /// not there; unless a block gets it with [`Self::moved`], the next call may give another one.
+    pub(super) fn with(&mut self, from: SetId, parts: &[Holder]) -> SetId {
         let source = &self.sets[from.index()];
-        let old = self.holder(from, part.slot);
-        let hash = source.hash ^ old.hash() ^ part.hash();
+        let (mut hash, mut rest) = (source.hash, &*source.holders);
         let mut holders = std::mem::take(&mut self.scratch);
         holders.clear();
-        holders.extend(source.holders.iter().filter(|holder| holder.slot < part.slot));
-        holders.extend((!part.is_none()).then_some(part));
-        holders.extend(source.holders.iter().filter(|holder| part.slot < holder.slot));
+        for &part in parts {
+            let before = rest.partition_point(|holder| holder.slot < part.slot);
+            holders.extend_from_slice(&rest[..before]);
+            rest = &rest[before..];
+            if let Some((old, behind)) = rest.split_first().filter(|(it, _)| it.slot == part.slot) {
+                hash ^= old.hash();
+                rest = behind;
+            }
+            hash ^= part.hash();
+            holders.extend((!part.is_none()).then_some(part));
+        }
+        holders.extend_from_slice(rest);
         let id = self.intern(hash, &holders);
         self.scratch = holders;
         id
@@ -273,7 +300,7 @@ impl HolderSets {
             self.sets.truncate(1);
             self.sets.shrink_to_fit();
             self.free = Vec::new();
-            self.interned = HashMap::new();
+            self.interned = HashMap::default();
             for of in &mut self.by_slot {
                 of.listed = Vec::new();
             }

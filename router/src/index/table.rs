@@ -63,16 +63,26 @@ pub(super) fn words(BlockName(bytes): BlockName) -> [u64; 2] {
 #[repr(align(64))]
 struct Bucket {
     tags: [u8; BUCKET_ENTRIES],
-    /// Entries that found this bucket full and lie further on.
-    passed: u32,
+    /// A bit for each entry that is there, and above these the number of entries that found this bucket full and lie further
+    /// on.
+    state: u32,
     places: [u32; BUCKET_ENTRIES],
 }
+
+/// One that passed a bucket.
+const PASSED: u32 = 1 << BUCKET_ENTRIES;
 
 const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one line of a cache");
 
 impl Bucket {
     const VACANT: Self =
-        Self { tags: [0; BUCKET_ENTRIES], passed: 0, places: [VACANT; BUCKET_ENTRIES] };
+        Self { tags: [0; BUCKET_ENTRIES], state: 0, places: [VACANT; BUCKET_ENTRIES] };
+
+    /// The first vacant entry.
+    fn vacant(&self) -> Option<usize> {
+        let at = usize::try_from(self.state.trailing_ones()).expect("few bits");
+        (at < BUCKET_ENTRIES).then_some(at)
+    }
 
     /// The highest bit of a byte for every entry with this tag, and for a few others: vacant ones, and some behind one with
     /// this tag.
@@ -109,18 +119,33 @@ impl Table {
         self.shards[key.shard()].find(key, is_it).map(|(_, _, place)| place)
     }
 
+    /// The place of a name, among those that `is_it` accepts; when there is none, the name is added with this place. `key_at` as
+    /// for [`Self::insert`].
+    pub(super) fn find_or_insert(
+        &mut self,
+        (key, place): (Key, Place),
+        is_it: impl Fn(Place) -> bool,
+        key_at: impl Fn(Place) -> Key,
+    ) -> Option<Place> {
+        let shard = &mut self.shards[key.shard()];
+        let found = shard.find(key, is_it).map(|(_, _, place)| place);
+        if found.is_none() {
+            shard.make_room(key_at);
+            shard.place(key, place);
+        }
+        found
+    }
+
     /// Something of the line that a search of this name reads first.
     pub(super) fn peek(&self, key: Key) -> u32 {
         let buckets = &self.shards[key.shard()].buckets;
-        buckets.get(key.bucket(buckets.len())).map_or(0, |bucket| bucket.passed)
+        buckets.get(key.bucket(buckets.len())).map_or(0, |bucket| bucket.state)
     }
 
     /// Adds a name that is not there. `key_at` tells the names of the places that are.
     pub(super) fn insert(&mut self, key: Key, place: Place, key_at: impl Fn(Place) -> Key) {
         let shard = &mut self.shards[key.shard()];
-        if shard.buckets.len() * BUCKET_ENTRIES * FULL.0 <= shard.len * FULL.1 {
-            shard.rebuild(shard.buckets.len() * 3 / 2 + 1, key_at);
-        }
+        shard.make_room(key_at);
         shard.place(key, place);
     }
 
@@ -171,24 +196,31 @@ impl Shard {
                 }
                 tagged &= tagged - 1;
             }
-            if it.passed == 0 {
+            if it.state < PASSED {
                 return None;
             }
         }
         None
     }
 
+    fn make_room(&mut self, key_at: impl Fn(Place) -> Key) {
+        if self.buckets.len() * BUCKET_ENTRIES * FULL.0 <= self.len * FULL.1 {
+            self.rebuild(self.buckets.len() * 3 / 2 + 1, key_at);
+        }
+    }
+
     fn place(&mut self, key: Key, place: Place) {
         let home = key.bucket(self.buckets.len());
         for bucket in (home..self.buckets.len()).chain(0..home) {
             let it = &mut self.buckets[bucket];
-            if let Some(at) = it.places.iter().position(|&place| place == VACANT) {
+            if let Some(at) = it.vacant() {
                 it.tags[at] = key.tag();
                 it.places[at] = place.0;
+                it.state |= 1 << at;
                 self.len += 1;
                 return;
             }
-            it.passed += 1;
+            it.state = it.state.checked_add(PASSED).expect("a part is not full of one bucket's");
         }
         unreachable!("a part has room before a name is added");
     }
@@ -196,11 +228,12 @@ impl Shard {
     fn take(&mut self, key: Key, place: Place) {
         let (found, at, _) = self.find(key, |it| it == place).expect("a block is listed");
         self.buckets[found].places[at] = VACANT;
+        self.buckets[found].state &= !(1 << at);
         self.len -= 1;
         let home = key.bucket(self.buckets.len());
         let passed = (home..self.buckets.len()).chain(0..home).take_while(|&at| at != found);
         for bucket in passed {
-            self.buckets[bucket].passed -= 1;
+            self.buckets[bucket].state -= PASSED;
         }
     }
 

@@ -239,9 +239,7 @@ impl Router {
         if lasts == Duration::ZERO || names.is_empty() {
             return;
         }
-        for worker in workers.into_iter().flatten() {
-            self.index.expect_soon(worker, names, now.after(lasts));
-        }
+        self.index.expect_soon(workers, names, now.after(lasts));
     }
 
     fn surplus_error(&self, surplus: Surplus, now: Timestamp) -> ServeError {

@@ -142,10 +142,18 @@ impl World {
         let chain = self.random.pick(&self.chains);
         let names: Arc<[BlockName]> = Arc::from(&chain[..1 + self.random.below(chain.len())]);
         let delay = Duration::from_millis(1 + self.random.word() % 50);
-        if self.real.role(worker) == Some(Role::Decode) {
-            self.real.expect(worker, &names, self.now.after(delay));
-            self.naive.expect(worker, &names, self.now.after(delay));
+        let members: Vec<WorkerRank> = self.real.members().map(|(member, _)| member).collect();
+        let members = if members.is_empty() { vec![worker] } else { members };
+        let other = self.random.one_in(2).then(|| *self.random.pick(&members));
+        let workers = [Some(worker), other.filter(|&other| other != worker)];
+        let until = self.now.after(delay);
+        for worker in workers.into_iter().flatten() {
+            if self.real.role(worker) == Some(Role::Decode) {
+                self.naive.expect(worker, &names, until);
+            }
         }
+        self.real.expect_soon(workers, &names, until);
+        self.real.settle();
         self.now = self.now.after(Duration::from_millis(self.random.word() % 5));
         self.real.expire(self.now);
         self.naive.expire(self.now);

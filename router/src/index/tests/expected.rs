@@ -94,6 +94,36 @@ fn expectations_beyond_the_bound_are_dropped_whole_and_counted() {
     index.expire(at(30));
     index.expect(rank(1), &prefix, at(60));
     assert_eq!(index.expected(), 10);
+    index.expire(at(60));
+    index.expect_soon([Some(rank(1)), Some(rank(0))], &prefix, at(90));
+    index.settle();
+    assert_eq!(index.counters().expected_dropped_full, 20);
+    assert_eq!([0, 1].map(|worker| index.match_prefix(&prefix).of(rank(worker)).reach), [0, 10]);
+    assert_eq!(index.expectation_blocks(), 10, "the first of two that has room is expected");
+}
+
+#[test]
+fn what_is_expected_of_two_ends_for_both_and_goes_with_each() {
+    let mut index = index(1_000);
+    let prefix: Arc<[BlockName]> = Arc::from(names(1, 10));
+    let reaches = |index: &PrefixIndex| {
+        [0, 1].map(|worker| index.match_prefix(&prefix).of(rank(worker)).expected)
+    };
+    index.apply(&event(rank(1), 1, 0, stored(Tier::Device, &prefix[..3])));
+    index.expect_soon([Some(rank(1)), Some(rank(0))], &prefix, at(30));
+    index.expect_soon([Some(rank(0)), Some(rank(0))], &prefix, at(50));
+    index.expect_soon([Some(rank(9)), None], &prefix, at(50));
+    assert_eq!(reaches(&index), [0, 0], "not settled");
+    index.expire(at(10));
+    assert_eq!((reaches(&index), index.expected(), index.blocks()), ([10, 7], 17, 10));
+    assert_eq!(index.expectation_blocks(), 30, "one worker twice is one, a store none");
+    index.expire(at(30));
+    assert_eq!((reaches(&index), index.expectation_blocks()), ([10, 0], 10));
+    index.expect_soon([Some(rank(0)), Some(rank(1))], &prefix, at(50));
+    index.leave(rank(0));
+    assert_eq!((index.expected(), index.expectation_blocks()), (7, 10));
+    index.expire(at(50));
+    assert_eq!((index.expected(), index.expectation_blocks(), index.blocks()), (0, 0, 3));
 }
 
 /// Workers tell their blocks in the order of names. A request knows the order of the chain: then its blocks are laid side
