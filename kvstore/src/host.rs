@@ -205,7 +205,7 @@ struct Common {
 impl Pools {
     fn of(&self, kind: ObjectKind) -> &Pool {
         match kind {
-            ObjectKind::Block => &self.blocks,
+            ObjectKind::Block | ObjectKind::Media => &self.blocks,
             ObjectKind::Window => &self.windows,
         }
     }
@@ -221,7 +221,7 @@ impl HostTier {
         config.check()?;
         let pool = |kind, region, bytes_max, slot_bytes| {
             let what = match kind {
-                ObjectKind::Block => "blocks (block_bytes_max)",
+                ObjectKind::Block | ObjectKind::Media => "blocks (block_bytes_max)",
                 ObjectKind::Window => "window objects (window_bytes_max)",
             };
             let memory = SharedMemory::with_bound(bytes_max, slot_bytes)

@@ -23,7 +23,7 @@ pub struct Grouped<T> {
     /// The thing.
     pub item: T,
     /// The name of the first block of its group; see [`group_of`]. A window object belongs to the group of the block
-    /// with its name.
+    /// with its name; the pieces of a media embedding are one group, named by the first of them.
     pub group: BlockName,
 }
 

@@ -53,6 +53,7 @@ impl RegionId {
         let kind = match kind {
             ObjectKind::Block => 1,
             ObjectKind::Window => 2,
+            ObjectKind::Media => 3,
         };
         Self(u64::from(owner.worker.0) << 32 | u64::from(owner.rank.0) << 16 | kind)
     }
@@ -221,7 +222,7 @@ mod tests {
         let mut regions = std::collections::BTreeSet::new();
         for (worker, rank) in [(0, 0), (1, 0), (1, 7), (u32::MAX, u16::MAX)] {
             let owner = WorkerRank { worker: WorkerId(worker), rank: DpRank(rank) };
-            for kind in [ObjectKind::Block, ObjectKind::Window] {
+            for kind in ObjectKind::ALL {
                 let region = RegionId::of(owner, kind);
                 assert_eq!(region.owner(), owner);
                 assert!(regions.insert(region), "{owner} {kind:?}");

@@ -48,7 +48,10 @@ pub use ids::{
     TenantTag, TokenId, TraceContext, WorkerId, WorkerRank,
 };
 pub use layout::{BLOCK_TOKENS, KvLayout, KvShape, LayoutError, SourceLayout, SourceShape};
-pub use names::{BlockName, Lineage, MediaRun, Numerics, Root, RootInputs, block_names, next_name};
+pub use names::{
+    BlockName, Lineage, MediaRun, Numerics, Root, RootInputs, block_names, media_piece_name,
+    next_name,
+};
 pub use objects::{Descriptor, Location, ObjectKey, ObjectKind, Tier};
 pub use pace::StepPace;
 pub use random::Random;

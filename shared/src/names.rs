@@ -1,7 +1,8 @@
-//! Names of blocks: a chained keyed hash of everything that determines a block's bytes.
+//! Names of blocks, a chained keyed hash of everything that determines a block's bytes, and of pieces of media embeddings.
 //!
 //! `root = derive_key(cluster secret, tenant, salt, model id, layout, numerics, lineage)` and
 //! `name_i = keyed(root; name_{i-1}, i, 128 token ids, media runs)`, first 16 bytes. Source: architecture.md §3 step 2.
+//! Piece j of a media embedding is `keyed(root; domain, media id, j)`, first 16 bytes.
 //!
 //! Invariant: equal names mean equal bytes (one numerics, lineage exact). Every field is length-prefixed or of fixed
 //! size, so that no two different inputs hash the same byte string.
@@ -11,7 +12,7 @@ use std::fmt;
 use crate::ids::{MediaId, TenantId, TokenId};
 use crate::layout::BLOCK_TOKENS;
 
-/// The 16 bytes that name a block everywhere.
+/// The 16 bytes that name a block everywhere, or a piece of a media embedding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockName(pub [u8; 16]);
 
@@ -184,11 +185,31 @@ pub fn block_names(root: &Root, ids: &[TokenId]) -> Vec<BlockName> {
     names
 }
 
+/// What the hash of a piece's name begins with. Together with the fixed length, which is far below [`FIXED_BYTES`], it keeps
+/// names of pieces and of blocks apart.
+const MEDIA_DOMAIN: &[u8; 32] = b"kvasir 2026 media piece 1\0\0\0\0\0\0\0";
+
+/// The name of a piece of a media embedding. Like a block's, it depends on the root, so that no other tenant, model or
+/// numerics finds it.
+#[must_use]
+pub fn media_piece_name(root: &Root, media: MediaId, piece: u32) -> BlockName {
+    let mut bytes = [0; 32 + 32 + 4];
+    bytes[..32].copy_from_slice(MEDIA_DOMAIN);
+    bytes[32..64].copy_from_slice(&media.0);
+    bytes[64..].copy_from_slice(&piece.to_le_bytes());
+    const { assert!(32 + 32 + 4 < FIXED_BYTES, "no block is hashed from so few bytes") };
+    let mut name = [0; 16];
+    name.copy_from_slice(&blake3::keyed_hash(&root.0, &bytes).as_bytes()[..16]);
+    BlockName(name)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use super::{Lineage, MediaRun, Numerics, Root, RootInputs, block_names, next_name};
+    use super::{
+        Lineage, MediaRun, Numerics, Root, RootInputs, block_names, media_piece_name, next_name,
+    };
     use crate::ids::{MediaId, TenantId, TokenId};
 
     fn ids(count: u32) -> Vec<TokenId> {
@@ -277,6 +298,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn pieces_of_media_have_names_of_their_own() {
+        let own = root(|_| ());
+        let other = root(|inputs| inputs.salt = "b");
+        let (one, two) = (MediaId([1; 32]), MediaId([2; 32]));
+        let names = [
+            media_piece_name(&own, one, 0),
+            media_piece_name(&own, one, 1),
+            media_piece_name(&own, two, 0),
+            media_piece_name(&other, one, 0),
+            block_names(&own, &ids(128))[0],
+        ];
+        let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len());
+        assert_eq!(names[1], media_piece_name(&own, one, 1));
+    }
+
     /// A change here makes every cached block unknown.
     #[test]
     fn names_stay_what_they_are() {
@@ -290,11 +328,13 @@ mod tests {
         };
         let names = block_names(&root, &ids(300));
         let media = next_name(&root, Some(names[0]), 1, &ids(128), &[run]);
-        let shown = [names[0], names[1], media].map(|name| name.to_string());
+        let piece = media_piece_name(&root, MediaId([5; 32]), 3);
+        let shown = [names[0], names[1], media, piece].map(|name| name.to_string());
         let known = [
             "cd3f210308bb13a44c0bd403d20f08bf",
             "40bc1f7abd6248b4961dcd3633e36fae",
             "538ffb2f92f2ab2a658e456575464314",
+            "6eea8b34a8df33ece4ff14faaf190abe",
         ];
         assert_eq!(shown, known);
     }

@@ -1,4 +1,7 @@
 //! Cached objects: what can be fetched by name, and where a copy of it lies.
+//!
+//! Names of blocks and of pieces of media embeddings never meet, so both may lie in one pool. A window object has the name of
+//! its block.
 
 use crate::ids::{Generation, RegionId, SlotIndex};
 use crate::names::BlockName;
@@ -11,6 +14,51 @@ pub enum ObjectKind {
     /// The encoder window KV of the 128 tokens of a block: [`crate::KvLayout::window_bytes`] bytes. It is the state
     /// needed to start at the end of that block.
     Window,
+    /// A piece of a media embedding: at most as many bytes as a block, and named by [`crate::media_piece_name`].
+    Media,
+}
+
+impl ObjectKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Block, Self::Window, Self::Media];
+
+    /// The kind whose slots it lies in. Pieces of media embeddings lie in those of blocks: they are cut to fit them, so that
+    /// nobody has to divide memory between the two.
+    #[must_use]
+    pub fn slots(self) -> Self {
+        match self {
+            Self::Block | Self::Media => Self::Block,
+            Self::Window => Self::Window,
+        }
+    }
+
+    /// Whether stores write it to their disks.
+    #[must_use]
+    pub fn goes_to_disk(self) -> bool {
+        match self {
+            Self::Block | Self::Media => true,
+            Self::Window => false,
+        }
+    }
+
+    /// Whether routers are told who holds it: they place requests by blocks alone.
+    #[must_use]
+    pub fn is_told(self) -> bool {
+        match self {
+            Self::Block => true,
+            Self::Window | Self::Media => false,
+        }
+    }
+
+    /// The word used in reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Block => "block",
+            Self::Window => "window",
+            Self::Media => "media",
+        }
+    }
 }
 
 /// The full name of a cached object.
@@ -18,7 +66,7 @@ pub enum ObjectKind {
 pub struct ObjectKey {
     /// What it is.
     pub kind: ObjectKind,
-    /// The name of the block, or of the block whose end a window object belongs to.
+    /// The name of the block, of the block whose end a window object belongs to, or of the piece of a media embedding.
     pub name: BlockName,
 }
 

@@ -407,7 +407,7 @@ impl Worker {
         let (outcome, ack) = self.answer_of(object.key, OfferOutcome::Stored, offer, until);
         match object.key.kind {
             ObjectKind::Window => self.ages.touch(object, self.clock.now()),
-            ObjectKind::Block => self.lookups.write_behind(sealed, tenant, ack),
+            ObjectKind::Block | ObjectKind::Media => self.lookups.write_behind(sealed, tenant, ack),
         }
         outcome
     }

@@ -176,7 +176,7 @@ fn check_store(kind: ObjectKind, place: usize, fault: Fault) {
     });
     let (faulty, held) = (faulty.unwrap(), held.unwrap());
     let key = match kind {
-        ObjectKind::Block => block,
+        ObjectKind::Block | ObjectKind::Media => block,
         ObjectKind::Window => window,
     };
     let sealed: Vec<SealedSlot> =

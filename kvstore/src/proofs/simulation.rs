@@ -287,7 +287,7 @@ impl Simulation {
             let fresh = key.kind == ObjectKind::Block
                 || self.used.get(key).is_some_and(|used| now.since(*used) < ttl);
             let pool = match key.kind {
-                ObjectKind::Block => self.rig.tier.blocks(),
+                ObjectKind::Block | ObjectKind::Media => self.rig.tier.blocks(),
                 ObjectKind::Window => self.rig.tier.windows(),
             };
             expected.push(fresh && pool.contains(key.name));
@@ -324,7 +324,7 @@ impl Simulation {
     /// The version that a descriptor opens.
     fn version(&self, source: Descriptor) -> Option<u64> {
         let pool = match source.key.kind {
-            ObjectKind::Block => self.rig.tier.blocks(),
+            ObjectKind::Block | ObjectKind::Media => self.rig.tier.blocks(),
             ObjectKind::Window => self.rig.tier.windows(),
         };
         let open = pool.open(&source).ok()?;

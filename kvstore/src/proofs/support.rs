@@ -78,7 +78,7 @@ impl Rig {
 
     pub(super) fn pool(&self, kind: ObjectKind) -> &Pool {
         match kind {
-            ObjectKind::Block => &self.blocks,
+            ObjectKind::Block | ObjectKind::Media => &self.blocks,
             ObjectKind::Window => &self.windows,
         }
     }

@@ -128,6 +128,7 @@ pub(super) fn put_descriptors(bytes: &mut Vec<u8>, objects: &[Descriptor]) {
         let kind = match object.key.kind {
             ObjectKind::Block => 1,
             ObjectKind::Window => 2,
+            ObjectKind::Media => 3,
         };
         bytes.extend_from_slice(&[kind, u8::from(object.exact)]);
         bytes.extend_from_slice(&object.key.name.0);
@@ -203,6 +204,7 @@ impl Fields<'_> {
         let kind = match self.u8()? {
             1 => ObjectKind::Block,
             2 => ObjectKind::Window,
+            3 => ObjectKind::Media,
             _ => return None,
         };
         let exact = self.flag()?;
@@ -266,7 +268,7 @@ mod tests {
             (flag, 2),
             (after, 0xff),
             (after + 2, 0),
-            (after + 2, 3),
+            (after + 2, 4),
             (after + 3, 2),
         ];
         for (place, value) in places {

@@ -41,7 +41,7 @@ pub(crate) struct Party {
 impl Party {
     fn of(&self, kind: ObjectKind) -> &Pool {
         match kind {
-            ObjectKind::Block => &self.blocks,
+            ObjectKind::Block | ObjectKind::Media => &self.blocks,
             ObjectKind::Window => &self.windows,
         }
     }

@@ -75,7 +75,7 @@ impl Node {
 
     pub(super) fn pool(&self, kind: ObjectKind) -> &Pool {
         match kind {
-            ObjectKind::Block => self.tier.blocks(),
+            ObjectKind::Block | ObjectKind::Media => self.tier.blocks(),
             ObjectKind::Window => self.tier.windows(),
         }
     }

@@ -172,6 +172,7 @@ pub enum ObjectKind {
     Unspecified = 0,
     Block = 1,
     Window = 2,
+    Media = 3,
 }
 impl ObjectKind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -183,6 +184,7 @@ impl ObjectKind {
             Self::Unspecified => "OBJECT_KIND_UNSPECIFIED",
             Self::Block => "OBJECT_KIND_BLOCK",
             Self::Window => "OBJECT_KIND_WINDOW",
+            Self::Media => "OBJECT_KIND_MEDIA",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -191,6 +193,7 @@ impl ObjectKind {
             "OBJECT_KIND_UNSPECIFIED" => Some(Self::Unspecified),
             "OBJECT_KIND_BLOCK" => Some(Self::Block),
             "OBJECT_KIND_WINDOW" => Some(Self::Window),
+            "OBJECT_KIND_MEDIA" => Some(Self::Media),
             _ => None,
         }
     }

@@ -302,6 +302,7 @@ impl Loop {
         match source.key.kind {
             ObjectKind::Block => self.block_read(id, &source, target, result.is_ok()),
             ObjectKind::Window => self.window_arrived(id, &source, target, result.is_ok()),
+            ObjectKind::Media => unreachable!("no media embedding is asked for here"),
         }
         if self.announce(id) == Flow::Closed {
             return;
@@ -384,7 +385,7 @@ impl Loop {
             return;
         }
         let pool = match source.key.kind {
-            ObjectKind::Block => &self.pool,
+            ObjectKind::Block | ObjectKind::Media => &self.pool,
             ObjectKind::Window => &self.windows,
         };
         match pool.seal_read(target, source) {

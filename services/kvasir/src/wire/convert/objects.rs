@@ -17,6 +17,7 @@ impl From<ObjectKey> for v1::ObjectKey {
         let kind = match key.kind {
             ObjectKind::Block => v1::ObjectKind::Block,
             ObjectKind::Window => v1::ObjectKind::Window,
+            ObjectKind::Media => v1::ObjectKind::Media,
         };
         Self { kind: kind.into(), name: key.name.0.to_vec() }
     }
@@ -29,6 +30,7 @@ impl TryFrom<v1::ObjectKey> for ObjectKey {
         let kind = match v1::ObjectKind::try_from(message.kind) {
             Ok(v1::ObjectKind::Block) => ObjectKind::Block,
             Ok(v1::ObjectKind::Window) => ObjectKind::Window,
+            Ok(v1::ObjectKind::Media) => ObjectKind::Media,
             Ok(v1::ObjectKind::Unspecified) | Err(_) => {
                 let found = message.kind.to_string();
                 return Err(WireError::Unknown { field: "key.kind", found });

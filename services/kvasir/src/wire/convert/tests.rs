@@ -269,10 +269,10 @@ fn errors_come_back_as_they_were() {
 fn lookups_offers_and_facts_come_back() {
     let trace = TraceContext { trace: 3, span: 4, sampled: true };
     let context = RequestContext { id: RequestId(2), trace, tenant: TenantTag(u64::MAX) };
-    let keys = vec![key(ObjectKind::Block, 1), key(ObjectKind::Window, 2)];
+    let keys = ObjectKind::ALL.map(|kind| key(kind, 1)).to_vec();
     let message = through(&locate_request_to_wire(context, &keys));
     assert_eq!(locate_request_from_wire(message).unwrap(), (context, keys));
-    let objects = vec![descriptor(ObjectKind::Block, 1), descriptor(ObjectKind::Window, 2)];
+    let objects = ObjectKind::ALL.map(|kind| descriptor(kind, 2)).to_vec();
     for durability in [Durability::Memory, Durability::Disk] {
         let message = through(&offer_request_to_wire(context, &objects, durability));
         let back = offer_request_from_wire(message).unwrap();
@@ -438,7 +438,7 @@ fn malformed_events_name_their_field() {
     let prefilled = |event| fault(PrefillEvent::try_from(v1::PrefillEvent { event }));
     let key = Some(v1::ObjectKey::from(key(ObjectKind::Block, 1)));
     let object = v1::Descriptor { key: None, ..descriptor(ObjectKind::Block, 1).into() };
-    let unknown = v1::ObjectKey { kind: 3, name: vec![0; 16] };
+    let unknown = v1::ObjectKey { kind: 4, name: vec![0; 16] };
     let short = v1::ObjectKey { kind: 1, name: vec![0; 15] };
     let located = |descriptor| {
         let found = vec![v1::Found { descriptor: Some(descriptor), miss: 0 }];
@@ -465,7 +465,7 @@ fn malformed_events_name_their_field() {
             }))),
             "window_source.source is missing",
         ),
-        (located(with_key(unknown)), "key.kind has the unknown value 3"),
+        (located(with_key(unknown)), "key.kind has the unknown value 4"),
         (located(with_key(short)), "key.name has 15 bytes"),
         (
             fault(LocateEvent::try_from(v1::LocateEvent { found: many, ..Default::default() })),

@@ -245,7 +245,7 @@ impl World {
     /// The bytes of an announced object.
     pub(super) fn bytes(&self, object: &Descriptor) -> Vec<u8> {
         let pool = match object.key.kind {
-            ObjectKind::Block => &self.pool,
+            ObjectKind::Block | ObjectKind::Media => &self.pool,
             ObjectKind::Window => &self.windows,
         };
         let open = pool.open(object).expect("what is announced is readable");
