@@ -1,5 +1,6 @@
-//! The host tier: a bounded store of blocks and window objects in host memory, behind [`BlockStore`], with a disk below
-//! it or without one.
+//! The host tier: a bounded store of blocks, window objects and pieces of media embeddings in host memory, behind
+//! [`BlockStore`], with a disk below it or without one. A piece is kept as a block is, in a slot of the same size: below,
+//! what is said of blocks holds for pieces, but that routers are not told of them.
 //!
 //! One named thread does all the work. It answers `locate` by pinning what is held until the ticket drops, also while
 //! reads are under way, and `offer` by reading the object through a [`Transport`], checking it and sealing it. Nothing
@@ -57,7 +58,7 @@ const FLUSH_MAX: Duration = Duration::from_secs(5);
 /// How large a host tier is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostTierConfig {
-    /// Memory for blocks, in bytes, allocated at the start. Range: one block to the host's memory. Default: 1 GiB, which
+    /// Memory for blocks and pieces of media embeddings, in bytes, allocated at the start. Range: one block to the host's memory. Default: 1 GiB, which
     /// for the Flash layout is 9,425 blocks or 1.2 million tokens: enough for a demo on a laptop, small beside a server.
     pub block_bytes_max: u64,
     /// Memory for window objects, in bytes, allocated at the start. Range: one object to the host's memory. Default:

@@ -41,7 +41,8 @@ use state::{Contents, State};
 pub struct PoolConfig {
     /// The name of its memory towards transports. Unique in the cluster while the process lives.
     pub region: RegionId,
-    /// The kind of object all its slots hold.
+    /// The kind of object that is sealed here. What is read from elsewhere may be of another kind with slots of this one
+    /// ([`ObjectKind::slots`]).
     pub kind: ObjectKind,
     /// What kind of memory it is, for reports and the router's index.
     pub tier: Tier,
@@ -179,8 +180,10 @@ impl Pool {
     /// When `slot` belongs to another pool or `seal.bytes` exceeds the slot.
     #[must_use]
     pub fn seal(&self, slot: OwnedSlot, seal: Seal) -> SealedSlot {
-        let checksum = self.checksum(&slot, seal.bytes);
-        self.register(slot, seal, checksum)
+        let Seal { name, exact, bytes } = seal;
+        let checksum = self.checksum(&slot, bytes);
+        let key = ObjectKey { kind: self.shared.config.kind, name };
+        self.register(slot, Contents { key, exact, bytes, checksum })
     }
 
     /// Makes an owned slot immutable without giving it its name: it can be read through its descriptor while it is
@@ -194,7 +197,8 @@ impl Pool {
         let mut state = self.shared.state.lock();
         slot.disarm();
         let Seal { name, exact, bytes } = seal;
-        state.seal_unnamed(slot.index(), Contents { name, exact, bytes, checksum });
+        let key = ObjectKey { kind: self.shared.config.kind, name };
+        state.seal_unnamed(slot.index(), Contents { key, exact, bytes, checksum });
         self.pin_slot(&mut state, slot.index())
     }
 
@@ -206,16 +210,17 @@ impl Pool {
     /// source does not fit this pool's slots.
     ///
     /// # Panics
-    /// When `slot` belongs to another pool, or `source` is of another kind than the pool.
+    /// When `slot` belongs to another pool, or objects like `source` lie in slots of another kind.
     pub fn seal_read(&self, slot: OwnedSlot, source: &Descriptor) -> Result<SealedSlot, ReadError> {
-        assert_eq!(source.key.kind, self.shared.config.kind, "a pool holds one kind of object");
+        let kinds = [source.key.kind, self.shared.config.kind].map(ObjectKind::slots);
+        assert_eq!(kinds[0], kinds[1], "a pool holds one kind of object, and pieces among blocks");
         self.shared.check_fits(source.bytes)?;
         let found = self.checksum(&slot, source.bytes);
         if found != source.checksum {
             return Err(ReadError::Corrupt { expected: source.checksum, found });
         }
-        let seal = Seal { name: source.key.name, exact: source.exact, bytes: source.bytes };
-        Ok(self.register(slot, seal, found))
+        let Descriptor { key, exact, bytes, .. } = *source;
+        Ok(self.register(slot, Contents { key, exact, bytes, checksum: found }))
     }
 
     /// Opens a sealed slot for one read. While the guard lives the slot is neither reused nor evicted.
@@ -284,7 +289,7 @@ impl Pool {
     }
 
     /// How the set of held names changed since the last call: at most one `Removed` and one `Stored`, each sorted by
-    /// name, empty ones left out. For one consumer.
+    /// name, empty ones left out. For one consumer. Of blocks alone: see [`ObjectKind::is_told`].
     ///
     /// Only the net change is kept, so the memory for it is bounded by two names per slot and nothing ever overflows;
     /// a name stored and evicted between two calls does not appear.
@@ -349,17 +354,16 @@ impl Pool {
         checksum
     }
 
-    fn register(&self, mut slot: OwnedSlot, seal: Seal, checksum: u32) -> SealedSlot {
+    fn register(&self, mut slot: OwnedSlot, contents: Contents) -> SealedSlot {
         let mut state = self.shared.state.lock();
-        let index = slot.index();
+        let (index, name) = (slot.index(), contents.key.name);
         slot.disarm();
-        if state.find(seal.name).is_some() {
+        if state.find(name).is_some() {
             state.free_slot(index);
         } else {
-            let Seal { name, exact, bytes } = seal;
-            state.seal(index, Contents { name, exact, bytes, checksum });
+            state.seal(index, contents);
         }
-        let held = state.find(seal.name).expect("held before, or sealed above");
+        let held = state.find(name).expect("held before, or sealed above");
         self.pin_slot(&mut state, held)
     }
 
@@ -367,7 +371,7 @@ impl Pool {
         let (contents, generation) = state.contents(slot)?;
         let config = self.shared.config;
         Some(Descriptor {
-            key: ObjectKey { kind: config.kind, name: contents.name },
+            key: contents.key,
             location: Location { region: config.region, slot, generation },
             bytes: contents.bytes,
             checksum: contents.checksum,

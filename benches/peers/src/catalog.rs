@@ -10,7 +10,7 @@ use kvstore::disk::catalog::{
     Catalog, CatalogConfig, Entry, Found, Record, SegmentFile, SegmentSeal,
 };
 use serde_json::json;
-use shared::{BlockName, TenantTag};
+use shared::{BlockName, ObjectKind, TenantTag};
 
 use crate::figures::{counter, float, name, now, percentile, scatter, wide};
 
@@ -132,6 +132,7 @@ fn segment_records(segment: u64, count: u64) -> Vec<Record> {
             bytes: PAYLOAD_BYTES,
             checksum: offset,
             exact: true,
+            kind: ObjectKind::Block,
             written_unix_seconds: 1_700_000_000 + index / 1_000,
             tenant: TenantTag(scatter(index) % TENANTS),
             sealed: false,

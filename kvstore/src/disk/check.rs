@@ -76,7 +76,7 @@ impl Checker {
         let header = RecordHeader::decode(head)
             .filter(|header| {
                 let place = (header.segment, header.page, header.bytes);
-                header.kind == RecordKind::Block && place == (segment, page, bytes)
+                header.kind != RecordKind::Table && place == (segment, page, bytes)
             })
             .ok_or(BlockFault::Record)?;
         self.payload = begin + RECORD_HEADER_BYTES..end;

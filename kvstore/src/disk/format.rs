@@ -16,6 +16,7 @@
 //!   0  magic "KVSRSEGM"                0  magic "KVRC"                     0  magic "KVSL"
 //!   8  format version       u32        4  kind                 u8          4  records               u32
 //!  12  bytes of a page      u32        5  flags                u8          8  segment number        u64
+//!                                      6  object               u8
 //!  16  segment number       u64        8  segment number       u64        16  page of the table     u32
 //!  24  created, Unix s      u64       16  page                 u32        24  oldest write, Unix s  u64
 //!  32  layout fingerprint   [32]      20  payload bytes        u32        32  newest write, Unix s  u64
@@ -29,12 +30,15 @@
 //!                                    124  CRC-32C of 0..124    u32
 //! ```
 //!
+//! Kinds of a record: 1, an object; 2, the table. The object is 0, a block, or 1, a piece of a media embedding: a program
+//! that does not know the latter takes it for a block, whose name nobody asks for.
+//!
 //! Flags of a segment: bit 0, the file was another segment's before, so that what lies behind the records may be its. Flags
 //! of a record: bit 0, the block is exact; bit 1, its payload is sealed with its tenant's key (`disk/keys.rs`), and nonce and
 //! authentication tag are there. Checksums are of the bytes as they lie in the file, so that recovery, scrub and fsck need no
 //! key. The tag is [`shared::TenantTag`]; 0 is nobody's, and what records say that were written before there were tenants.
 
-use shared::{BlockName, Numerics, TenantTag};
+use shared::{BlockName, Numerics, ObjectKind, TenantTag};
 
 /// Bytes of a page: the alignment of records, and that of direct I/O on every drive we know.
 pub(crate) const PAGE: u64 = 4_096;
@@ -180,7 +184,29 @@ impl SegmentHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     Block,
+    /// A piece of a media embedding.
+    Media,
     Table,
+}
+
+impl RecordKind {
+    /// What an object is written as. None when it is of a kind that is never on disk.
+    pub(crate) fn of(object: ObjectKind) -> Option<Self> {
+        match object {
+            ObjectKind::Block => Some(Self::Block),
+            ObjectKind::Media => Some(Self::Media),
+            ObjectKind::Window => None,
+        }
+    }
+
+    /// What kind of object it holds. None of a table.
+    pub(crate) fn object(self) -> Option<ObjectKind> {
+        match self {
+            Self::Block => Some(ObjectKind::Block),
+            Self::Media => Some(ObjectKind::Media),
+            Self::Table => None,
+        }
+    }
 }
 
 /// How a payload was encrypted.
@@ -216,9 +242,10 @@ impl RecordHeader {
     pub(crate) fn encode(&self) -> [u8; RECORD_HEADER_BYTES] {
         let mut bytes = [0; RECORD_HEADER_BYTES];
         put(&mut bytes, 0, &RECORD_MAGIC);
-        bytes[4] = match self.kind {
-            RecordKind::Block => 1,
-            RecordKind::Table => 2,
+        (bytes[4], bytes[6]) = match self.kind {
+            RecordKind::Block => (1, 0),
+            RecordKind::Media => (1, 1),
+            RecordKind::Table => (2, 0),
         };
         bytes[5] = if self.exact { FLAG_EXACT } else { 0 };
         if let Some(sealing) = &self.sealing {
@@ -242,9 +269,10 @@ impl RecordHeader {
         if take::<4>(bytes, 0) != RECORD_MAGIC || !is_closed(bytes) {
             return None;
         }
-        let kind = match bytes[4] {
-            1 => RecordKind::Block,
-            2 => RecordKind::Table,
+        let kind = match (bytes[4], bytes[6]) {
+            (1, 0) => RecordKind::Block,
+            (1, 1) => RecordKind::Media,
+            (2, 0) => RecordKind::Table,
             _ => return None,
         };
         let flags = bytes[5];
@@ -458,9 +486,15 @@ mod tests {
             (bytes[72..84].to_vec(), bytes[84..100].to_vec()),
             (vec![0x22; 12], vec![0x33; 16])
         );
-        for header in [record(), table, sealed] {
+        let media = RecordHeader { kind: RecordKind::Media, ..record() };
+        for header in [record(), table, sealed, media] {
             assert_eq!(RecordHeader::decode(&header.encode()), Some(header));
         }
+        // One byte, which programs that know no pieces do not look at, and the checksum.
+        let (block, media) = (record().encode(), media.encode());
+        let differs: Vec<usize> = (0..128).filter(|at| block[*at] != media[*at]).collect();
+        assert_eq!((differs[0], media[6]), (6, 1));
+        assert!(differs[1..].iter().all(|at| 124 <= *at), "{differs:?}");
     }
 
     #[test]
@@ -504,6 +538,12 @@ mod tests {
         };
         assert_eq!(closed(4, 3), None, "an unknown kind");
         assert_eq!(closed(5, 4), None, "an unknown flag");
+        assert_eq!(closed(6, 2), None, "an unknown object");
+        let table = RecordHeader { kind: RecordKind::Table, ..record() };
+        let mut bytes = table.encode();
+        bytes[6] = 1;
+        close(&mut bytes);
+        assert_eq!(RecordHeader::decode(&bytes), None, "a table is no object");
         let mut newer = segment().encode();
         newer[8] = 2;
         assert_eq!(

@@ -10,7 +10,7 @@ mod changes;
 mod remote;
 mod tenants;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,6 +38,7 @@ impl From<&RecordHeader> for Entry {
             bytes: record.bytes,
             checksum: record.checksum,
             exact: record.exact,
+            kind: record.kind.object().expect("tables are in no index"),
             written_unix_seconds: record.written_unix_seconds,
             tenant: record.tenant,
             sealed: record.sealing.is_some(),
@@ -49,6 +50,11 @@ impl From<&RecordHeader> for Record {
     fn from(record: &RecordHeader) -> Self {
         Self { name: record.name, entry: Entry::from(record) }
     }
+}
+
+/// Routers are told of what can be read and that they place requests by.
+fn is_told(entry: &Entry, opens_sealed: bool) -> bool {
+    entry.kind.is_told() && (opens_sealed || !entry.sealed)
 }
 
 /// Places of what is not durable.
@@ -130,13 +136,28 @@ impl Index {
         found.map(|entry| entry.filter(|entry| self.is_found(entry, &tombstones))).collect()
     }
 
-    /// Whether a block can be read, if it is there: others are told to nobody.
+    /// Whether an object can be read, if it is there.
     fn is_readable(&self, entry: &Entry) -> bool {
         self.opens_sealed || !entry.sealed
     }
 
+    /// Whether routers are told of an object, if it is there.
+    fn is_told(&self, entry: &Entry) -> bool {
+        is_told(entry, self.opens_sealed)
+    }
+
     fn is_found(&self, entry: &Entry, tombstones: &Tombstones) -> bool {
         self.is_readable(entry) && !tombstones.covers(entry.tenant, entry.written_unix_seconds)
+    }
+
+    /// Of names that these records brought, those that routers are told of.
+    fn told_of(&self, mut names: Vec<BlockName>, records: &[Record]) -> Vec<BlockName> {
+        let untold = records.iter().filter(|record| !self.is_told(&record.entry));
+        let untold: HashSet<BlockName> = untold.map(|record| record.name).collect();
+        if !untold.is_empty() {
+            names.retain(|name| !untold.contains(name));
+        }
+        names
     }
 
     /// Counts what the catalog refused. What is damaged it has logged by itself.
@@ -182,7 +203,9 @@ impl Index {
             let is_held = |record: &&Record| unsynced.places.contains_key(&record.name);
             records.iter().filter(is_held).copied().collect()
         };
-        self.catalog.insert(&listed).map(|inserted| changes.stored(&inserted.new))
+        let inserted = self.catalog.insert(&listed)?;
+        changes.stored(&self.told_of(inserted.new, &listed));
+        Ok(())
     }
 
     /// Records are not to be found in memory any more.
@@ -220,7 +243,7 @@ impl Index {
         }
         let mut changes = self.changes.lock();
         let forgotten = self.catalog.forget(name, entry).unwrap_or_else(|_| self.failed(false));
-        if forgotten && self.is_readable(entry) {
+        if forgotten && self.is_told(entry) {
             changes.removed(name);
         }
         forgotten
@@ -235,7 +258,7 @@ impl Index {
         let mut changes = self.changes.lock();
         let removed = self.catalog.remove_segment(number, &mut |records| {
             for Record { name, entry } in records {
-                if self.is_readable(entry) {
+                if self.is_told(entry) {
                     changes.removed(*name);
                 }
                 leaving(entry);

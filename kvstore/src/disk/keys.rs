@@ -3,8 +3,8 @@
 //!
 //! A key is a file `TAG.key` of 32 random bytes in a folder that nobody else may read, best on another device than the
 //! segments. It is made when a tenant's first block is written, and durable before that block is. The nonce is random: after
-//! 2^32 blocks of one tenant, 489 TB of Flash blocks, two are equal with probability 2^-32. Name, tenant, length and exactness
-//! are authenticated with the payload, so that sealed payloads cannot change places.
+//! 2^32 blocks of one tenant, 489 TB of Flash blocks, two are equal with probability 2^-32. Name, kind, tenant, length and
+//! exactness are authenticated with the payload, so that sealed payloads cannot change places.
 //!
 //! Keys are never printed or logged. What is read from a file is overwritten behind its use; what the cipher made of it
 //! stays in memory while the key is loaded.
@@ -22,7 +22,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 use shared::TenantTag;
 
-use super::format::{NONCE_BYTES, RecordHeader, Sealing};
+use super::format::{NONCE_BYTES, RecordHeader, RecordKind, Sealing};
 use super::segment::sync_folder;
 
 const KEY_BYTES: usize = 32;
@@ -224,7 +224,7 @@ fn authenticated(header: &RecordHeader) -> [u8; AAD_BYTES] {
     bytes[..16].copy_from_slice(&header.name.0);
     bytes[16..24].copy_from_slice(&header.tenant.0.to_le_bytes());
     bytes[24..28].copy_from_slice(&header.bytes.to_le_bytes());
-    bytes[28] = u8::from(header.exact);
+    bytes[28] = u8::from(header.exact) | u8::from(header.kind == RecordKind::Media) << 1;
     bytes
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, Sender};
-use shared::{BlockName, TenantTag, Timestamp};
+use shared::{BlockName, ObjectKind, TenantTag, Timestamp};
 
 use super::Shared;
 use super::catalog::Entry;
@@ -57,6 +57,8 @@ pub(crate) struct DiskFound {
     /// CRC-32C of the payload, computed over what is in the slot now.
     pub(crate) checksum: u32,
     pub(crate) exact: bool,
+    /// What it is.
+    pub(crate) kind: ObjectKind,
     /// Whose it is.
     pub(crate) tenant: TenantTag,
 }
@@ -315,7 +317,7 @@ pub(super) fn check(
     let (head, _) = record.split_first_chunk().expect("a record is at least a page");
     let header = RecordHeader::decode(head)
         .filter(|header| {
-            let listed = header.kind == RecordKind::Block && header.name == read.name;
+            let listed = header.kind != RecordKind::Table && header.name == read.name;
             listed && Entry::from(header) == *entry
         })
         .ok_or(DiskReadError::Corrupt)?;
@@ -328,8 +330,8 @@ pub(super) fn check(
             read_into = opened(&header, slot, keys);
         }
     });
-    let Entry { bytes, exact, tenant, .. } = *entry;
-    read_into.map(|checksum| DiskFound { bytes, checksum, exact, tenant })
+    let Entry { bytes, exact, kind, tenant, .. } = *entry;
+    read_into.map(|checksum| DiskFound { bytes, checksum, exact, kind, tenant })
 }
 
 /// Decrypts an intact payload, if it is encrypted, and gives the checksum of what it is then.

@@ -341,7 +341,7 @@ pub(super) fn table_records(seal: &Seal, bytes: &[u8]) -> Option<Vec<RecordHeade
     let records = headers.iter().map(|header| {
         let record = RecordHeader::decode(header)?;
         let inside = record.segment == seal.segment && record.end() <= table.offset();
-        (record.kind == RecordKind::Block && inside).then_some(record)
+        (record.kind != RecordKind::Table && inside).then_some(record)
     });
     records.collect()
 }

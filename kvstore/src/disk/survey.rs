@@ -20,7 +20,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use shared::{BlockName, Numerics, TenantTag};
+use shared::{BlockName, Numerics, ObjectKind, TenantTag};
 
 use super::catalog::CatalogError;
 pub use super::check::{BlockFault, Checker};
@@ -77,7 +77,7 @@ pub enum SurveyError {
     },
 }
 
-/// One copy of a block, as its record says. Several copies of a name may lie in a folder; the last one counts.
+/// One copy of a block or of a piece of a media embedding, as its record says. Several copies of a name may lie in a folder; the last one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     /// The block.
@@ -94,6 +94,8 @@ pub struct BlockCopy {
     pub written_unix_seconds: u64,
     /// Whether a cached answer from it equals the cold one bit for bit.
     pub exact: bool,
+    /// Whether it is a block or a piece of a media embedding.
+    pub kind: ObjectKind,
     /// Whose it is.
     pub tenant: TenantTag,
     /// Whether its payload is encrypted with its tenant's key.
@@ -104,8 +106,18 @@ impl From<&RecordHeader> for BlockCopy {
     fn from(record: &RecordHeader) -> Self {
         let RecordHeader { exact, segment, page, bytes, checksum, .. } = *record;
         let (name, written_unix_seconds) = (record.name, record.written_unix_seconds);
-        let (tenant, sealed) = (record.tenant, record.sealing.is_some());
-        Self { name, segment, page, bytes, checksum, written_unix_seconds, exact, tenant, sealed }
+        Self {
+            name,
+            segment,
+            page,
+            bytes,
+            checksum,
+            written_unix_seconds,
+            exact,
+            kind: record.kind.object().expect("tables are not among the records"),
+            tenant: record.tenant,
+            sealed: record.sealing.is_some(),
+        }
     }
 }
 

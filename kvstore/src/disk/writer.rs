@@ -277,7 +277,7 @@ impl Writer {
             unreachable!("a segment was opened");
         };
         let mut header = RecordHeader {
-            kind: RecordKind::Block,
+            kind: RecordKind::of(source.key.kind).expect("others are not handed to the disk"),
             exact: source.exact,
             segment: segment.number(),
             page: segment.next_page(),

@@ -126,6 +126,7 @@ struct Reading {
 struct Place {
     lookup: u64,
     key: usize,
+    kind: ObjectKind,
 }
 
 struct Pending {
@@ -180,12 +181,16 @@ impl Lookups {
                 return Vec::new();
             }
             let keys = lookup.keys.iter();
-            let slots: Vec<Option<SealedSlot>> =
-                keys.map(|key| self.pools.of(key.kind).lookup(key.name)).collect();
+            let held = keys.map(|key| {
+                let slot = self.pools.of(key.kind).lookup(key.name)?;
+                (slot.descriptor().key == *key).then_some(slot)
+            });
+            let slots: Vec<Option<SealedSlot>> = held.collect();
             let held = slots.iter().flatten();
-            let is_block = |slot: &&SealedSlot| slot.descriptor().key.kind == ObjectKind::Block;
-            let blocks =
-                held.filter(|slot| self.disk.is_some() && is_block(slot)).cloned().collect();
+            let on_disk = |slot: &&SealedSlot| {
+                self.disk.is_some() && slot.descriptor().key.kind.goes_to_disk()
+            };
+            let blocks = held.filter(on_disk).cloned().collect();
             let found = lookup.keys.iter().zip(&slots).map(|(key, slot)| match slot {
                 Some(slot) => Ok(slot.descriptor()),
                 None => Err(self.reason(*key)),
@@ -270,13 +275,14 @@ impl Lookups {
                 continue;
             };
             match &sealed {
-                Some(slot) => {
+                Some(slot) if slot.descriptor().key.kind == place.kind => {
                     // A released lookup keeps nothing; it is dropped when its last block came.
                     if let Pins::Held(slots) = &mut *pending.pins.lock() {
                         slots[place.key] = Some(slot.clone());
                         pending.found[place.key] = Ok(slot.descriptor());
                     }
                 }
+                Some(_) => pending.found[place.key] = Err(Miss::NeverStored),
                 None if unanswered => pending.found[place.key] = Err(Miss::TooSlow),
                 None => pending.found[place.key] = Err(Miss::Damaged),
             }
@@ -301,7 +307,7 @@ impl Lookups {
 
     /// Why an object is not in memory, if it is not on the drive either.
     fn reason(&self, key: ObjectKey) -> Miss {
-        let kept = if key.kind == ObjectKind::Block { self.kept.get(key.name) } else { None };
+        let kept = if key.kind.goes_to_disk() { self.kept.get(key.name) } else { None };
         match kept {
             None => Miss::NeverStored,
             Some(Kept::Memory) => Miss::Evicted,
@@ -326,7 +332,7 @@ impl Lookups {
             }
             return;
         }
-        if self.disk.is_some() && key.kind == ObjectKind::Block {
+        if self.disk.is_some() && key.kind.goes_to_disk() {
             let block = self.pools.blocks.hold(key.name);
             self.keep(block.iter());
         }
@@ -337,7 +343,7 @@ impl Lookups {
         let Some(disk) = &self.disk else {
             return;
         };
-        let blocks = found.filter(|slot| slot.descriptor().key.kind == ObjectKind::Block);
+        let blocks = found.filter(|slot| slot.descriptor().key.kind.goes_to_disk());
         let names = blocks.clone().map(|block| block.descriptor().key.name);
         for (block, wanted) in blocks.zip(disk.tier.wants(names)) {
             // One without an owner was evicted with its tenant, and is only held by who found it before.
@@ -362,19 +368,20 @@ impl Lookups {
             return Brought::default();
         };
         let wanted = keys.iter().zip(&*found).enumerate().filter_map(|(index, (key, found))| {
-            let wanted = found.is_err() && key.kind == ObjectKind::Block;
-            wanted.then_some((index, key.name))
+            let wanted = found.is_err() && key.kind.goes_to_disk();
+            wanted.then_some(((index, key.kind), key.name))
         });
-        let (places, names): (Vec<usize>, Vec<BlockName>) = wanted.unzip();
+        let (places, names): (Vec<(usize, ObjectKind)>, Vec<BlockName>) = wanted.unzip();
         let held = disk.tier.places(&names);
         let (mut drive, mut objects) = (Vec::new(), Vec::new());
-        for ((key, name), below) in places.into_iter().zip(names).zip(held) {
+        for (((index, kind), name), below) in places.into_iter().zip(names).zip(held) {
+            let place = (Place { lookup, key: index, kind }, name);
             match below {
-                Some(Below::Drive) => drive.push((key, name)),
-                Some(Below::Objects) => objects.push((key, name)),
+                Some(Below::Drive) => drive.push(place),
+                Some(Below::Objects) => objects.push(place),
                 None => continue,
             }
-            found[key] = Err(Miss::NoRoom);
+            found[index] = Err(Miss::NoRoom);
         }
         let missing = drive.len() + objects.len();
         if missing != 0 && disk.tier.config().onboard_lookups_max <= self.pending.len() {
@@ -382,16 +389,15 @@ impl Lookups {
             return Brought::default();
         }
         // The drive first: what is had from it takes the slots that there are.
-        let disk = self.onboard_from(Below::Drive, lookup, &drive, found, now);
-        Brought { disk, remote: self.onboard_from(Below::Objects, lookup, &objects, found, now) }
+        let disk = self.onboard_from(Below::Drive, &drive, found, now);
+        Brought { disk, remote: self.onboard_from(Below::Objects, &objects, found, now) }
     }
 
-    /// The same of blocks that lie in one place, as many as come in time from there.
+    /// The same of objects that lie in one place, as many as come in time from there, for one lookup.
     fn onboard_from(
         &mut self,
         below: Below,
-        lookup: u64,
-        missing: &[(usize, BlockName)],
+        missing: &[(Place, BlockName)],
         found: &mut [Found],
         now: Timestamp,
     ) -> u32 {
@@ -403,17 +409,17 @@ impl Lookups {
         let in_time = disk.in_time(below, missing.len());
         count(too_slow, missing.len() - in_time);
         let (missing, slow) = missing.split_at(in_time);
-        for (key, _) in slow {
-            found[*key] = Err(Miss::TooSlow);
+        for (place, _) in slow {
+            found[place.key] = Err(Miss::TooSlow);
         }
         let mut waiting = 0;
-        for (key, name) in missing.iter().copied() {
-            let place = Place { lookup, key };
+        for (place, name) in missing.iter().copied() {
             if let Some(Reading { places, .. }) = self.reading.get_mut(&name) {
                 // Lookups that were answered late wait no more; a drive that hangs must not let their places pile up.
                 let pending = &self.pending;
-                places
-                    .retain(|place| place.lookup == lookup || pending.contains_key(&place.lookup));
+                places.retain(|other| {
+                    other.lookup == place.lookup || pending.contains_key(&other.lookup)
+                });
                 places.push(place);
             } else if disk.begin(below, &self.pools, name, self.reading.len()) {
                 let began = self.owners.lock().begin();
@@ -423,7 +429,7 @@ impl Lookups {
                 continue;
             }
             // Until it comes; who waits in vain says so.
-            found[key] = Err(Miss::TooSlow);
+            found[place.key] = Err(Miss::TooSlow);
             waiting += 1;
         }
         // Whatever is being read already tells how fast the drive is.
@@ -446,7 +452,7 @@ impl Lookups {
         let found = result.ok()?;
         let location =
             Location { region: target.region(), slot: target.index(), generation: Generation(0) };
-        let key = ObjectKey { kind: ObjectKind::Block, name };
+        let key = ObjectKey { kind: found.kind, name };
         let (bytes, checksum, exact) = (found.bytes, found.checksum, found.exact);
         let source = Descriptor { key, location, bytes, checksum, exact };
         let slot = target.index();

@@ -141,7 +141,7 @@ impl Owners {
     }
 
     fn slot(&mut self, object: &Descriptor) -> Option<&mut Option<Owned>> {
-        self.slots.get_mut(&object.key.kind)?.get_mut(object.location.slot.index())
+        self.slots.get_mut(&object.key.kind.slots())?.get_mut(object.location.slot.index())
     }
 }
 

@@ -55,7 +55,7 @@ pub struct HostStats {
     pub object_too_slow: u64,
     /// Window objects that grew too old.
     pub windows_expired: u64,
-    /// Blocks held now.
+    /// Blocks held now, and pieces of media embeddings, which lie in slots of blocks.
     pub blocks_held: u64,
     /// Blocks that fit.
     pub blocks_max: u64,

@@ -376,7 +376,7 @@ impl Worker {
     ) -> (Option<OfferOutcome>, Option<Ack>) {
         match offer.durability {
             Durability::Memory => (Some(held), None),
-            Durability::Disk if self.has_disk && key.kind == ObjectKind::Block => {
+            Durability::Disk if self.has_disk && key.kind.goes_to_disk() => {
                 (None, Some(self.acks.begin(key, held, &offer.answers, until)))
             }
             Durability::Disk => {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use shared::{
-    BlockName, CacheChange, CacheQuestion, Generation, RangeSet, SlotIndex, SlotMemory, Tier,
-    range_of,
+    BlockName, CacheChange, CacheQuestion, Generation, ObjectKey, RangeSet, SlotIndex, SlotMemory,
+    Tier, range_of,
 };
 
 use super::changes::Changes;
@@ -49,7 +49,7 @@ pub(super) struct Sealed {
 /// What a sealed slot holds.
 #[derive(Clone, Copy)]
 pub(super) struct Contents {
-    pub(super) name: BlockName,
+    pub(super) key: ObjectKey,
     pub(super) exact: bool,
     pub(super) bytes: u32,
     pub(super) checksum: u32,
@@ -128,10 +128,13 @@ impl State {
     /// An owned slot becomes sealed. The name must not be held.
     pub(super) fn seal(&mut self, index: SlotIndex, contents: Contents) {
         self.become_sealed(index, Sealed { contents, pins: 0, reads: 0, named: true });
-        let before = self.by_name.insert(contents.name, index);
+        let ObjectKey { kind, name } = contents.key;
+        let before = self.by_name.insert(name, index);
         assert!(before.is_none(), "a name is held by one slot");
-        self.changes.stored(contents.name);
-        self.cached.named(index, contents.name);
+        if kind.is_told() {
+            self.changes.stored(name);
+        }
+        self.cached.named(index, name);
         self.cached.push(index);
     }
 
@@ -197,9 +200,8 @@ impl State {
             return false;
         }
         sealed.named = false;
-        let (name, idle) = (sealed.contents.name, sealed.pins == 0 && sealed.reads == 0);
-        self.by_name.remove(&name);
-        self.changes.removed(name);
+        let (key, idle) = (sealed.contents.key, sealed.pins == 0 && sealed.reads == 0);
+        self.lose_name(key);
         if idle {
             self.cached.remove(index);
             self.free_slot(index);
@@ -230,8 +232,15 @@ impl State {
             CacheQuestion::Ranges(ranges) => (CacheChange::RangesCleared(*ranges), *ranges),
             CacheQuestion::Whole => (CacheChange::Cleared, RangeSet::ALL),
         };
-        let mut names = self.names();
-        names.retain(|&name| ranges.contains(range_of(name)));
+        let is_told = |slot: SlotIndex| {
+            self.contents(slot).is_some_and(|(contents, _)| contents.key.kind.is_told())
+        };
+        let held = self
+            .by_name
+            .iter()
+            .filter(|&(&name, &slot)| ranges.contains(range_of(name)) && is_told(slot));
+        let mut names: Vec<BlockName> = held.map(|(&name, _)| name).collect();
+        names.sort_unstable();
         self.changes.tell_again(ranges, &names, tier);
         let mut changes = vec![base];
         if !names.is_empty() {
@@ -257,18 +266,23 @@ impl State {
     }
 
     fn evict_one(&mut self) -> bool {
-        let name_of = |index: SlotIndex| match &self.slots[index.index()].phase {
-            Phase::Sealed(sealed) => sealed.contents.name,
+        let key_of = |index: SlotIndex| match &self.slots[index.index()].phase {
+            Phase::Sealed(sealed) => sealed.contents.key,
             Phase::Free | Phase::Owned => unreachable!("cached slots are sealed"),
         };
-        let Some(index) = self.cached.pop(name_of) else {
+        let Some(index) = self.cached.pop(|index| key_of(index).name) else {
             return false;
         };
-        let name = name_of(index);
-        self.by_name.remove(&name);
-        self.changes.removed(name);
+        self.lose_name(key_of(index));
         self.free_slot(index);
         true
+    }
+
+    fn lose_name(&mut self, key: ObjectKey) {
+        self.by_name.remove(&key.name);
+        if key.kind.is_told() {
+            self.changes.removed(key.name);
+        }
     }
 
     /// A sealed slot about to be held by one more guard: no longer evictable.

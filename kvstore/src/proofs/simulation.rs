@@ -23,7 +23,7 @@ use super::support::{Rig, VERSIONS, block, config, version_found, window};
 use crate::disk::tests::{Folder, wiring};
 use crate::disk::{DiskConfig, DiskTier};
 use crate::host::HostTierConfig;
-use crate::pool::{OwnedSlot, SealedSlot};
+use crate::pool::{OwnedSlot, Pool, SealedSlot};
 use crate::testing::{bytes_of, next, offers};
 use crate::transport::{ReadDone, ReadError, ReadRequest, Transport};
 
@@ -165,7 +165,10 @@ impl Simulation {
             17 => self.withdraw(),
             18 => match self.below(4) {
                 0 => _ = self.rig.tier.evict_all(),
-                1 => _ = self.rig.blocks.evict_all() + self.rig.windows.evict_all(),
+                1 => {
+                    let Rig { blocks, windows, media, .. } = &self.rig;
+                    let _evicted = [blocks, windows, media].map(Pool::evict_all);
+                }
                 2 => self.lose(),
                 _ => self.expire_all(),
             },
@@ -284,7 +287,7 @@ impl Simulation {
         let (now, ttl) = (self.rig.clock.now(), config().window_ttl);
         let mut expected = Vec::new();
         for key in &keys {
-            let fresh = key.kind == ObjectKind::Block
+            let fresh = key.kind != ObjectKind::Window
                 || self.used.get(key).is_some_and(|used| now.since(*used) < ttl);
             let pool = match key.kind {
                 ObjectKind::Block | ObjectKind::Media => self.rig.tier.blocks(),
@@ -398,18 +401,18 @@ impl Simulation {
         let found = || self.lookups.iter().flat_map(|lookup| &lookup.found);
         for (kind, audit) in [(ObjectKind::Block, blocks), (ObjectKind::Window, windows)] {
             let pinned: BTreeSet<SlotIndex> = found()
-                .filter(|found| found.key.kind == kind)
+                .filter(|found| found.key.kind.slots() == kind)
                 .map(|found| found.location.slot)
                 .collect();
             let batches = self.stage.0.lock();
             let reads = batches.iter().flat_map(|batch| &batch.reads);
-            let owned = reads.filter(|read| read.source.key.kind == kind).count();
+            let owned = reads.filter(|read| read.source.key.kind.slots() == kind).count();
             assert_eq!((audit.leaked, audit.owned, audit.open_reads), (0, owned, 0), "{audit:?}");
             // Blocks that wait to be written are pinned too.
             let enough = pinned.len() <= audit.pinned;
             assert!(enough && (self.disk.is_some() || pinned.len() == audit.pinned), "{audit:?}");
         }
-        for pool in [&self.rig.blocks, &self.rig.windows] {
+        for pool in [&self.rig.blocks, &self.rig.windows, &self.rig.media] {
             assert_eq!(pool.audit().leaked, 0);
         }
     }
@@ -430,8 +433,9 @@ impl Simulation {
             self.rig.assert_at_rest();
         }
         let Self { rig, disk, stage, offers, stored, .. } = self;
-        let pools =
-            [rig.tier.blocks(), rig.tier.windows(), &rig.blocks, &rig.windows].map(Clone::clone);
+        let own = [&rig.blocks, &rig.windows, &rig.media];
+        let pools = own.into_iter().chain([rig.tier.blocks(), rig.tier.windows()]);
+        let pools: Vec<Pool> = pools.cloned().collect();
         drop((offers, rig));
         stage.0.lock().clear();
         drop(disk);

@@ -455,8 +455,10 @@ fn config(folder: &Folder, segments: u64) -> DiskConfig {
     }
 }
 
+/// A block, or a piece of a media embedding, which a store keeps alike: every fourth number is one.
 fn block(number: u64) -> ObjectKey {
-    ObjectKey { kind: ObjectKind::Block, name: name(number) }
+    let kind = if number % 4 == 3 { ObjectKind::Media } else { ObjectKind::Block };
+    ObjectKey { kind, name: name(number) }
 }
 
 fn window(number: u64) -> ObjectKey {

@@ -32,6 +32,7 @@ pub(super) struct Rig {
     pub(super) clock: Arc<ManualClock>,
     pub(super) blocks: Pool,
     pub(super) windows: Pool,
+    pub(super) media: Pool,
     /// Where what was found is read to.
     target: Pool,
 }
@@ -69,17 +70,19 @@ impl Rig {
         let tier = HostTier::start(&config, wiring).unwrap();
         let (blocks, _) = pool_of(1, WORKER_SLOTS, ObjectKind::Block);
         let (windows, _) = pool_of(2, WORKER_SLOTS, ObjectKind::Window);
-        for pool in [&blocks, &windows, tier.blocks(), tier.windows()] {
+        let (media, _) = pool_of(4, WORKER_SLOTS, ObjectKind::Media);
+        for pool in [&blocks, &windows, &media, tier.blocks(), tier.windows()] {
             transport.register(pool).unwrap();
         }
         let (target, _) = pool_of(3, 1, ObjectKind::Block);
-        Self { tier, transport, clock, blocks, windows, target }
+        Self { tier, transport, clock, blocks, windows, media, target }
     }
 
     pub(super) fn pool(&self, kind: ObjectKind) -> &Pool {
         match kind {
-            ObjectKind::Block | ObjectKind::Media => &self.blocks,
+            ObjectKind::Block => &self.blocks,
             ObjectKind::Window => &self.windows,
+            ObjectKind::Media => &self.media,
         }
     }
 
@@ -181,7 +184,8 @@ impl Rig {
     /// Nobody holds anything, here and in the store.
     pub(super) fn assert_at_rest(&self) {
         self.settle();
-        for pool in [&self.blocks, &self.windows, self.tier.blocks(), self.tier.windows()] {
+        let own = [&self.blocks, &self.windows, &self.media];
+        for pool in own.into_iter().chain([self.tier.blocks(), self.tier.windows()]) {
             assert!(pool.audit().is_at_rest(), "{pool:?}: {:?}", pool.audit());
         }
     }
@@ -199,8 +203,10 @@ pub(super) fn config() -> HostTierConfig {
     }
 }
 
+/// A block, or a piece of a media embedding, which a store keeps alike: every fourth number is one.
 pub(super) fn block(number: u64) -> ObjectKey {
-    ObjectKey { kind: ObjectKind::Block, name: name(number) }
+    let kind = if number % 4 == 3 { ObjectKind::Media } else { ObjectKind::Block };
+    ObjectKey { kind, name: name(number) }
 }
 
 pub(super) fn window(number: u64) -> ObjectKey {

@@ -32,7 +32,8 @@ const LONG: Duration = Duration::from_secs(20);
 struct Store {
     disk: Arc<DiskTier>,
     host: HostTier,
-    pool: Pool,
+    /// A worker's blocks, and its pieces of media embeddings.
+    pools: [Pool; 2],
 }
 
 impl Store {
@@ -72,14 +73,15 @@ impl Store {
             disk: Some(Arc::clone(&disk)),
         };
         let host = HostTier::start(&config, wiring).expect("a host tier starts");
-        let memory = Arc::new(HostMemory::with_slots(SLOTS, BLOCK_BYTES).expect("little memory"));
-        let config =
-            PoolConfig { region: RegionId(1), kind: ObjectKind::Block, tier: Tier::Device };
-        let pool = Pool::new(config, memory as Arc<dyn SlotMemory>);
-        for pool in [&pool, host.blocks(), host.windows()] {
+        let pools = [(1, ObjectKind::Block), (2, ObjectKind::Media)].map(|(region, kind)| {
+            let memory = HostMemory::with_slots(SLOTS, BLOCK_BYTES).expect("little memory");
+            let config = PoolConfig { region: RegionId(region), kind, tier: Tier::Device };
+            Pool::new(config, Arc::new(memory) as Arc<dyn SlotMemory>)
+        });
+        for pool in pools.iter().chain([host.blocks(), host.windows()]) {
             transport.register(pool).expect("regions of their own");
         }
-        Self { disk, host, pool }
+        Self { disk, host, pools }
     }
 
     /// Stores blocks and makes them durable.
@@ -89,12 +91,16 @@ impl Store {
 
     /// The same for a tenant.
     fn write_for(&self, tenant: TenantTag, numbers: std::ops::Range<u64>) {
+        self.write_from(&self.pools[0], tenant, numbers);
+    }
+
+    fn write_from(&self, pool: &Pool, tenant: TenantTag, numbers: std::ops::Range<u64>) {
         let context = RequestContext { tenant, ..RequestContext::NONE };
         for number in numbers {
-            let mut slot = self.pool.reserve(1).expect("a slot is free").remove(0);
+            let mut slot = pool.reserve(1).expect("a slot is free").remove(0);
             slot.write(&mut |bytes| bytes.copy_from_slice(&payload(number)));
             let bytes = u32::try_from(BLOCK_BYTES).expect("a block is small");
-            let block = self.pool.seal(slot, Seal { name: name(number), exact: true, bytes });
+            let block = pool.seal(slot, Seal { name: name(number), exact: true, bytes });
             let (sender, events) = channel();
             let sink =
                 move |event: OfferEvent| sender.send(event).map_or(Flow::Closed, |()| Flow::Open);
@@ -188,6 +194,30 @@ fn a_stopped_store_is_listed_inspected_and_clean() {
         let text = lines(&output);
         assert!(text.len() == 1 && text[0].starts_with("clean: 3 segments, 30 of 30"), "{text:?}");
     }
+}
+
+#[test]
+fn pieces_of_media_embeddings_are_named_by_their_kind() {
+    let folder = tempfile::tempdir().expect("a folder for the store");
+    let store = Store::start(folder.path());
+    store.write(0..3);
+    store.write_from(&store.pools[1], TenantTag::NONE, 10..12);
+    drop(store);
+    let folder = folder.path();
+    let records = objects(&kv("ls", folder, &["--records", "--json"]));
+    let kinds: Vec<&Value> = records.iter().map(|record| &record["kind"]).collect();
+    assert_eq!(kinds, ["block", "block", "block", "media", "media"]);
+    let text = lines(&kv("ls", folder, &["--records"]));
+    assert!(text[0].ends_with(" exact kind") && text[4].ends_with(" true  media"), "{text:?}");
+    for (number, kind) in [(2, "block"), (10, "media")] {
+        let text = lines(&kv("inspect", folder, &[&name(number).to_string()]));
+        assert!(text[0].contains(&format!(": {kind}, 1001 bytes of ")), "{text:?}");
+    }
+    let usage = &objects(&kv("du", folder, &["--json"]))[0];
+    assert_eq!((&usage["live_blocks"], &usage["media_pieces"]), (&5.into(), &2.into()));
+    assert_eq!(usage["media_bytes"], 2 * BLOCK_BYTES);
+    let text = lines(&kv("fsck", folder, &[]));
+    assert!(text[0].starts_with("clean: 1 segments, 5 of 5"), "{text:?}");
 }
 
 #[test]

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! family `names`     name [16]               segment u64, page u32, payload bytes u32, CRC-32C u32, tenant u64,
-//!                                            written u64, flags u8 (bit 0: exact, bit 1: sealed)
+//!                                            written u64, flags u8 (bit 0: exact, bit 1: sealed,
+//!                                            bit 2: a piece of a media embedding)
 //! family `places`    segment u64, page u32   name [16]
 //! family `default`   's', segment u64        bytes u64, records u64, oldest u64, newest u64, state u8
 //!                                            (0 open, 1 sealed, 2 foreign, 3 copied, 4 remote)
@@ -18,7 +19,7 @@
 //!                    "md"                    nothing; it is there when damage was met
 //! ```
 
-use shared::{BlockName, TenantTag};
+use shared::{BlockName, ObjectKind, TenantTag};
 
 use crate::disk::format::{PAGE, record_bytes};
 
@@ -43,6 +44,7 @@ pub(super) const PLACES_END: [u8; 13] = [0xff; 13];
 const ENTRY_BYTES: usize = 37;
 const FLAG_EXACT: u8 = 1;
 const FLAG_SEALED: u8 = 2;
+const FLAG_MEDIA: u8 = 4;
 
 /// Where the copy of a block lies, and what is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,8 @@ pub struct Entry {
     pub checksum: u32,
     /// Whether its bytes are a function of its name ([`shared::Lineage`]).
     pub exact: bool,
+    /// What it is: never a window object.
+    pub kind: ObjectKind,
     /// When it was written, in seconds since the Unix epoch.
     pub written_unix_seconds: u64,
     /// Whose bytes it counts as.
@@ -85,7 +89,8 @@ impl Entry {
         bytes.extend_from_slice(&self.tenant.0.to_le_bytes());
         bytes.extend_from_slice(&self.written_unix_seconds.to_le_bytes());
         let sealed = if self.sealed { FLAG_SEALED } else { 0 };
-        bytes.push(sealed | if self.exact { FLAG_EXACT } else { 0 });
+        let media = if self.kind == ObjectKind::Media { FLAG_MEDIA } else { 0 };
+        bytes.push(media | sealed | if self.exact { FLAG_EXACT } else { 0 });
         bytes
     }
 
@@ -97,13 +102,16 @@ impl Entry {
         let checksum = fields.u32()?;
         let tenant = TenantTag(fields.u64()?);
         let written_unix_seconds = fields.u64()?;
-        let flags = fields.last().filter(|flags| flags & !(FLAG_EXACT | FLAG_SEALED) == 0)?;
+        let known = FLAG_EXACT | FLAG_SEALED | FLAG_MEDIA;
+        let flags = fields.last().filter(|flags| flags & !known == 0)?;
+        let is_media = flags & FLAG_MEDIA != 0;
         Some(Self {
             segment,
             page,
             bytes: payload,
             checksum,
             exact: flags & FLAG_EXACT != 0,
+            kind: if is_media { ObjectKind::Media } else { ObjectKind::Block },
             written_unix_seconds,
             tenant,
             sealed: flags & FLAG_SEALED != 0,
@@ -378,7 +386,7 @@ impl Fields<'_> {
 
 #[cfg(test)]
 mod tests {
-    use shared::TenantTag;
+    use shared::{ObjectKind, TenantTag};
 
     use super::{
         Entry, Segment, SegmentState, Totals, Usage, evicted_key, evicted_of, page_of_place,
@@ -392,6 +400,7 @@ mod tests {
             bytes: 113_920,
             checksum: 0xdead_beef,
             exact: true,
+            kind: ObjectKind::Block,
             written_unix_seconds: 0x6000_0002,
             tenant: TenantTag(7),
             sealed: false,
@@ -420,8 +429,10 @@ mod tests {
             assert!(!decodes(&[bytes.as_slice(), &[0]].concat()), "longer");
         };
         for (exact, sealed) in [(false, false), (true, false), (false, true), (true, true)] {
-            let entry = Entry { exact, sealed, ..entry() };
-            check(entry.encode(), &|bytes| Entry::decode(bytes) == Some(entry));
+            for kind in [ObjectKind::Block, ObjectKind::Media] {
+                let entry = Entry { exact, sealed, kind, ..entry() };
+                check(entry.encode(), &|bytes| Entry::decode(bytes) == Some(entry));
+            }
         }
         for state in [
             SegmentState::Open,
@@ -444,7 +455,7 @@ mod tests {
         let totals = Totals { usage, number_next: 7, sealed: 8 };
         check(totals.encode(), &|bytes| Totals::decode(bytes) == Some(totals));
         let mut unknown = entry().encode();
-        unknown[36] = 4;
+        unknown[36] = 8;
         assert_eq!(Entry::decode(&unknown), None);
     }
 

@@ -3,7 +3,7 @@
 mod crash;
 mod model;
 
-use shared::{BlockName, TenantTag};
+use shared::{BlockName, ObjectKind, TenantTag};
 use tempfile::TempDir;
 
 use super::{
@@ -49,6 +49,7 @@ fn record(index: u32, segment: u64, page: u32) -> Record {
         bytes: PAYLOAD + index % 3,
         checksum: index,
         exact: index.is_multiple_of(2),
+        kind: [ObjectKind::Block, ObjectKind::Media][usize::from(index % 5 == 4)],
         written_unix_seconds: 1_000 + u64::from(page),
         tenant: TenantTag(u64::from(index % 4)),
         sealed: index % 2 == 1,

@@ -9,6 +9,7 @@ use std::mem;
 
 use shared::{BlockName, CacheChange, RANGES, RangeDigests, RangeSet, Tier, range_of};
 
+use super::is_told;
 use crate::disk::catalog::{Catalog, CatalogError};
 
 /// Names that are told at a time beside changes: a message of one MiB.
@@ -71,7 +72,7 @@ impl Changes {
     }
 
     /// Reports the difference and the next names that were never reported. After an error nothing is lost: the next call
-    /// reports the same. Encrypted blocks are left out unless they can be read.
+    /// reports the same. Encrypted blocks are left out unless they can be read, and pieces of media embeddings always.
     pub(super) fn drain(
         &mut self,
         catalog: &Catalog,
@@ -84,8 +85,8 @@ impl Changes {
             while let Some(from) = untold[at].filter(|_| found.len() < REPORT_NAMES_MAX) {
                 let (records, next) = catalog.names(from..=last_of(at), PAGE_NAMES)?;
                 let before = found.len();
-                let readable = records.iter().filter(|record| opens_sealed || !record.entry.sealed);
-                found.extend(readable.map(|record| record.name));
+                let told = records.iter().filter(|record| is_told(&record.entry, opens_sealed));
+                found.extend(told.map(|record| record.name));
                 told_again += if again.contains(range) { found.len() - before } else { 0 };
                 untold[at] = next;
             }
@@ -145,7 +146,7 @@ mod tests {
     use shared::Random;
     use std::collections::BTreeSet;
 
-    use shared::{BlockName, CacheChange, RangeSet, TenantTag, Tier};
+    use shared::{BlockName, CacheChange, ObjectKind, RangeSet, TenantTag, Tier};
 
     use super::{Changes, REPORT_NAMES_MAX};
     use crate::disk::catalog::{
@@ -164,6 +165,7 @@ mod tests {
             bytes,
             checksum,
             exact,
+            kind: ObjectKind::Block,
             written_unix_seconds: 5,
             tenant: TenantTag::NONE,
             sealed: false,

@@ -1,9 +1,5 @@
 //! Names and the object store.
 
-use std::collections::HashSet;
-
-use shared::BlockName;
-
 use super::Index;
 use crate::disk::catalog::{CatalogError, Entry, Record, SegmentContents, SegmentState};
 use crate::disk::recover::living;
@@ -19,7 +15,7 @@ impl Index {
         let mut changes = self.changes.lock();
         let left = self.catalog.leave_drive(number, &mut |records| {
             for Record { name, entry } in records {
-                if self.is_readable(entry) {
+                if self.is_told(entry) {
                     changes.removed(*name);
                 }
                 leaving(entry);
@@ -32,7 +28,7 @@ impl Index {
     pub(in crate::disk) fn doom_segment(&self, number: u64) -> Result<usize, CatalogError> {
         let mut changes = self.changes.lock();
         let left = self.catalog.doom_segment(number, &mut |records| {
-            let told = records.iter().filter(|record| self.is_readable(&record.entry));
+            let told = records.iter().filter(|record| self.is_told(&record.entry));
             told.for_each(|record| changes.removed(record.name));
         })?;
         Ok(usize::try_from(left).expect("as many were counted one by one"))
@@ -42,13 +38,8 @@ impl Index {
     pub(in crate::disk) fn adopt(&self, contents: SegmentContents) -> Result<(), CatalogError> {
         let contents = living(contents, &self.tombstones.read());
         let mut changes = self.changes.lock();
-        let mut new = self.catalog.adopt_segment(&contents)?;
-        if !self.opens_sealed {
-            let sealed = contents.records.iter().filter(|record| record.entry.sealed);
-            let sealed: HashSet<BlockName> = sealed.map(|record| record.name).collect();
-            new.retain(|name| !sealed.contains(name));
-        }
-        changes.stored(&new);
+        let new = self.catalog.adopt_segment(&contents)?;
+        changes.stored(&self.told_of(new, &contents.records));
         Ok(())
     }
 

@@ -82,7 +82,7 @@ impl Index {
         while let Some(first) = next {
             let mut changes = self.changes.lock();
             let (gone, behind) = self.catalog.evict_page(first, &dead)?;
-            let told = gone.iter().filter(|record| self.is_readable(&record.entry));
+            let told = gone.iter().filter(|record| self.is_told(&record.entry));
             told.for_each(|record| changes.removed(record.name));
             count += gone.len();
             next = behind;

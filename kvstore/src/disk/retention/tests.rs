@@ -7,7 +7,7 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 use std::time::Duration;
 
-use shared::{BlockName, Random, TenantTag, Timestamp};
+use shared::{BlockName, ObjectKind, Random, TenantTag, Timestamp};
 
 use super::{Limits, Retention, Reuse, blocks_per_segment};
 use crate::disk::catalog::Entry;
@@ -216,6 +216,7 @@ impl Disk {
             bytes: FLASH,
             checksum: 0,
             exact: true,
+            kind: ObjectKind::Block,
             written_unix_seconds: now,
             tenant: TenantTag::NONE,
             sealed: false,

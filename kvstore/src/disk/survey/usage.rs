@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use shared::{BlockName, TenantTag};
+use shared::{BlockName, ObjectKind, TenantTag};
 
 use super::{Segment, SegmentState, Survey};
 use crate::disk::format::{PAGE, seal_bytes};
@@ -42,10 +42,14 @@ pub struct Usage {
     pub states: BTreeMap<&'static str, StateBytes>,
     /// All files.
     pub file_bytes: u64,
-    /// Blocks that count.
+    /// Blocks that count, pieces of media embeddings included.
     pub live_blocks: u64,
     /// Their payload.
     pub live_bytes: u64,
+    /// The pieces of media embeddings among them.
+    pub media_pieces: u64,
+    /// Their payload.
+    pub media_bytes: u64,
     /// Copies of blocks that a newer copy took the place of.
     pub superseded_blocks: u64,
     /// Their payload.
@@ -134,6 +138,10 @@ impl Usage {
                 }
                 self.live_blocks += 1;
                 self.live_bytes += bytes;
+                if block.kind == ObjectKind::Media {
+                    self.media_pieces += 1;
+                    self.media_bytes += bytes;
+                }
                 let age = now.saturating_sub(block.written_unix_seconds);
                 let bucket = match age.div_ceil(HOUR) {
                     0..=1 => &mut self.ages.hour,

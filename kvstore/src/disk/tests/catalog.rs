@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::thread;
 
-use shared::{Numerics, TenantTag};
+use shared::{Numerics, ObjectKind, TenantTag};
 
 use super::{FLUSH, Folder, Rig, SEGMENT_RECORDS, config, file, flip, stored, wiring};
 use crate::disk::catalog::{Catalog, Entry, Record, SegmentContents, SegmentState};
@@ -254,6 +254,7 @@ fn a_full_store_is_there_without_a_byte_read() {
                 bytes,
                 checksum,
                 exact,
+                kind: ObjectKind::Block,
                 written_unix_seconds: 0,
                 tenant: TenantTag::NONE,
                 sealed: false,

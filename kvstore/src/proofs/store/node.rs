@@ -176,11 +176,11 @@ pub(super) fn start_disk(
 }
 
 /// A worker's pools.
-pub(super) struct Worker([Pool; 2]);
+pub(super) struct Worker([Pool; 3]);
 
 impl Worker {
     pub(super) fn new(transport: &LocalTransport) -> Self {
-        let pools = [(1, ObjectKind::Block), (2, ObjectKind::Window)];
+        let pools = [(1, ObjectKind::Block), (2, ObjectKind::Window), (3, ObjectKind::Media)];
         let pools = pools.map(|(region, kind)| pool(region, 4, kind));
         for pool in &pools {
             transport.register(pool).unwrap();
@@ -190,7 +190,8 @@ impl Worker {
 
     /// Computes an object in this version, exact if that is even.
     pub(super) fn compute(&self, key: ObjectKey, version: u64) -> SealedSlot {
-        let pool = &self.0[usize::from(key.kind == ObjectKind::Window)];
+        let mut pools = self.0.iter();
+        let pool = pools.find(|pool| pool.config().kind == key.kind).expect("one for each kind");
         let _forgotten = pool.evict_all();
         let mut slot: OwnedSlot = pool.reserve(1).unwrap().pop().unwrap();
         slot.write(&mut |bytes| bytes.copy_from_slice(&payload(key, version)));

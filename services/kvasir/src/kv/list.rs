@@ -58,8 +58,8 @@ fn records(
 ) -> anyhow::Result<()> {
     if !args.of.json {
         console.line(&format!(
-            "{:<32} {:>8} {:>8} {:>10} {:>8} {:>8} exact",
-            "name", "segment", "page", "bytes", "crc32c", "age"
+            "{:<32} {:>8} {:>8} {:>10} {:>8} {:>8} {:<5} kind",
+            "name", "segment", "page", "bytes", "crc32c", "age", "exact"
         ))?;
     }
     for segment in survey.segments() {
@@ -114,7 +114,8 @@ pub(super) fn inspect(args: &InspectArgs, now: u64, console: &mut Console) -> an
                 copy.exact
             );
             let size = format!(
-                "{} bytes{} of {}, crc32c {:08x}",
+                "{}, {} bytes{} of {}, crc32c {:08x}",
+                copy.kind.as_str(),
                 copy.bytes,
                 if copy.sealed { ", encrypted," } else { "" },
                 copy.tenant,
@@ -219,20 +220,22 @@ fn segment_json(segment: &Segment) -> Value {
 
 fn copy_line(copy: &BlockCopy, now: u64) -> String {
     format!(
-        "{} {:>8} {:>8} {:>10} {:08x} {:>8} {}",
+        "{} {:>8} {:>8} {:>10} {:08x} {:>8} {:<5} {}",
         copy.name,
         copy.segment,
         copy.page,
         copy.bytes,
         copy.checksum,
         show_age(now, copy.written_unix_seconds),
-        copy.exact
+        copy.exact,
+        copy.kind.as_str()
     )
 }
 
 fn copy_json(copy: &BlockCopy) -> Value {
     json!({
         "name": copy.name.to_string(),
+        "kind": copy.kind.as_str(),
         "segment": copy.segment,
         "page": copy.page,
         "bytes": copy.bytes,

@@ -40,6 +40,7 @@ pub(super) fn du(args: &DuArgs, now: u64, console: &mut Console) -> anyhow::Resu
         line("all segments", usage.file_bytes, ""),
         String::new(),
         line("live payload", usage.live_bytes, &blocks(usage.live_blocks)),
+        line("  of media embeddings", usage.media_bytes, &format!("{} pieces", usage.media_pieces)),
         line("  written within 1 h", usage.ages.hour, ""),
         line("  within 24 h", usage.ages.day, ""),
         line("  within 72 h", usage.ages.retention, ""),
@@ -94,6 +95,8 @@ fn object(usage: &Usage) -> serde_json::Value {
         "file_bytes": usage.file_bytes,
         "live_blocks": usage.live_blocks,
         "live_bytes": usage.live_bytes,
+        "media_pieces": usage.media_pieces,
+        "media_bytes": usage.media_bytes,
         "live_bytes_by_age": {
             "1h": usage.ages.hour,
             "24h": usage.ages.day,
