@@ -1,5 +1,5 @@
-//! Where cached state lives: pools of slots, the transport between them, the host tier with the disk below it, and the
-//! planner that decides how a request starts from what is cached.
+//! Where cached state lives: pools of slots, the transport between them, the host tier with the disk below it, media
+//! embeddings over both, and the planner that decides how a request starts from what is cached.
 //!
 //! What it is not: it knows no model and computes nothing; bytes are opaque, checked by length, generation and CRC-32C.
 //! Async is behind [`PeerTransport`] alone; everything else is threads and locks.
@@ -14,6 +14,7 @@
 pub mod block_checks;
 pub mod disk;
 pub mod host;
+pub mod media;
 pub mod memory;
 pub mod planner;
 pub mod pool;
@@ -38,6 +39,10 @@ pub use disk::{
 };
 pub use host::{
     BlockPlace, HostStats, HostTier, HostTierConfig, HostTierError, HostWiring, NoStore,
+};
+pub use media::{
+    MEDIA_BYTES_MAX, MEDIA_PIECES_MAX, MediaClient, MediaEmbedding, MediaError, MediaMiss,
+    MediaSize, MediaStats, MediaWiring,
 };
 pub use memory::{HostMemory, MemoryError, SharedMemory};
 pub use planner::{

@@ -2,6 +2,7 @@
 
 mod hostile_quic;
 mod hostile_shm;
+mod media;
 mod support;
 
 use std::net::UdpSocket;
