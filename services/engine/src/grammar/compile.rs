@@ -79,8 +79,17 @@ impl GrammarCompiler {
     pub fn new(vocabulary: &GrammarVocabulary, limits: GrammarLimits) -> Self {
         let mut slices = SlicedBiasComputer::general_slices();
         slices.extend(WORDS.map(str::to_owned));
+        Self::with_slices(vocabulary, limits, &slices)
+    }
+
+    /// The same with other slices; masks are the same with any.
+    pub(super) fn with_slices(
+        vocabulary: &GrammarVocabulary,
+        limits: GrammarLimits,
+        slices: &[String],
+    ) -> Self {
         let mut factory =
-            ParserFactory::new(&vocabulary.environment, InferenceCapabilities::default(), &slices)
+            ParserFactory::new(&vocabulary.environment, InferenceCapabilities::default(), slices)
                 .expect("all slices are regular expressions");
         factory.quiet();
         let set = factory.limits_mut();

@@ -5,6 +5,7 @@ mod fuzz;
 mod lexemes;
 mod roll_back;
 mod schemas;
+mod slices;
 
 use std::sync::Arc;
 
