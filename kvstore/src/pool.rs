@@ -288,8 +288,8 @@ impl Pool {
         self.shared.state.lock().evict_all()
     }
 
-    /// How the set of held names changed since the last call: at most one `Removed` and one `Stored`, each sorted by
-    /// name, empty ones left out. For one consumer. Of blocks alone: see [`ObjectKind::is_told`].
+    /// How the set of held names changed since the last call: at most one `Removed` and one `Stored`, each in the order of
+    /// its changes, empty ones left out. For one consumer. Of blocks alone: see [`ObjectKind::is_told`].
     ///
     /// Only the net change is kept, so the memory for it is bounded by two names per slot and nothing ever overflows;
     /// a name stored and evicted between two calls does not appear.

@@ -9,15 +9,14 @@ use std::io;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle, available_parallelism};
 
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 
-/// Most threads: a worker takes 1,024 connections, and each of these threads of each router may have one.
-pub(crate) const LANES_MAX: usize = 64;
-/// Threads beside each one for what takes long, such as reading a long prompt into tokens.
-const SLOW_MAX: usize = 4;
+/// Most threads. Each of a router's has a connection to each member, of the 1,024 that one takes: enough for 60 routers.
+pub(crate) const LANES_MAX: usize = 16;
 
 /// Sets of threads that were started in this process; 0 is none of them.
 static SETS: AtomicU64 = AtomicU64::new(0);
@@ -71,15 +70,13 @@ impl LaneThreads {
         let mut made = Self { lanes: Lanes::default(), stop, threads: Vec::with_capacity(count) };
         let mut lanes = Vec::with_capacity(count);
         for number in 0..count {
-            let runtime = Builder::new_current_thread()
-                .enable_all()
-                .max_blocking_threads(SLOW_MAX)
-                .build()?;
-            lanes.push(Lane { runtime: runtime.handle().clone(), busy: AtomicUsize::new(0) });
+            let (tell, told) = mpsc::channel();
             let stop = made.stop.clone();
             let thread = thread::Builder::new().name(format!("requests-{number}"));
             // One that was started ends when `made` is dropped, here too.
-            made.threads.push(thread.spawn(move || live(runtime, (set, number), &stop))?);
+            made.threads.push(thread.spawn(move || live((set, number), &tell, &stop))?);
+            let runtime = told.recv().map_err(|_| io::Error::other("a thread died at once"))??;
+            lanes.push(Lane { runtime, busy: AtomicUsize::new(0) });
         }
         made.lanes = Lanes { set, lanes: lanes.into() };
         Ok(made)
@@ -101,9 +98,17 @@ impl Drop for LaneThreads {
     }
 }
 
-fn live(runtime: Runtime, here: (u64, usize), stop: &CancellationToken) {
+/// The runtime begins and ends here: nothing else may drop one where others run.
+fn live(here: (u64, usize), tell: &Sender<io::Result<Handle>>, stop: &CancellationToken) {
     HERE.set(Some(here));
-    runtime.block_on(stop.cancelled());
+    let runtime = match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        // Whoever started this thread waits for the word, or has ended.
+        Err(error) => return drop(tell.send(Err(error))),
+    };
+    if tell.send(Ok(runtime.handle().clone())).is_ok() {
+        runtime.block_on(stop.cancelled());
+    }
     // What still reads a prompt is left to itself.
     runtime.shutdown_background();
 }

@@ -23,11 +23,11 @@ pub struct HttpConfig {
     pub insecure_public_without_keys: bool,
     /// Lets prompts, answers and keys cross the network in the clear, as behind a proxy that ends TLS. Default false.
     pub insecure_public_without_tls: bool,
-    /// Threads that read, answer and pass on clients' requests, each with a connection of its own to every worker, 0 to 64.
-    /// Default 0: as many as the process may use processors.
+    /// Threads that read, answer and pass on clients' requests, each with a connection of its own to every worker, 0 to 16.
+    /// Default 0: as many as the process may use processors, of 16 at most.
     pub threads: usize,
     /// Connections at once, 1 to 1,000,000. Default 4096: four for each request in work. Beyond it connections are closed as they
-    /// come. The process needs as many file descriptors.
+    /// come. The process needs as many file descriptors, and those to workers.
     pub connections_max: usize,
     /// Bytes of a request's line and headers, 8,192 to 262,144. Default 65536: more than any client library sends. Answered 431.
     pub header_bytes_max: usize,
@@ -92,7 +92,7 @@ impl HttpConfig {
     /// Names the first one out of its range.
     pub fn check(&self) -> anyhow::Result<()> {
         let ranges = [
-            ("threads", self.threads <= LANES_MAX, "0..=64"),
+            ("threads", self.threads <= LANES_MAX, "0..=16"),
             ("connections_max", (1..=1_000_000).contains(&self.connections_max), "1..=1000000"),
             (
                 "header_bytes_max",
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn values_out_of_range_are_named() {
         let cases = [
-            ("threads = 65", "http.threads"),
+            ("threads = 17", "http.threads"),
             ("connections_max = 0", "http.connections_max"),
             ("header_bytes_max = 100", "http.header_bytes_max"),
             ("headers_max = 1", "http.headers_max"),

@@ -37,7 +37,7 @@ const LOOK_PERIOD: Duration = Duration::from_millis(500);
 const RUNNING_PERIOD: Duration = Duration::from_secs(1);
 /// How long connections may take to close after the drain.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
-/// Threads that answer other members; what they do takes microseconds.
+/// Threads that answer other members, as many as did when they shared the main runtime.
 const ANSWERING: usize = 2;
 
 /// See the module's documentation.

@@ -55,7 +55,7 @@ impl Decode for RemoteDecode {
             }
         };
         let clock = Arc::clone(&link.clock);
-        run(&call.tasks.clone(), move |cancelled| async move {
+        run(call.tasks.clone(), move |cancelled| async move {
             let Call { channel, origin, seat: _seat, .. } = call;
             let message = decode_request_to_wire(&request, clock.now());
             let id = request.id;
@@ -95,7 +95,7 @@ impl Prefill for RemotePrefill {
                 return Ticket::empty();
             }
         };
-        run(&call.tasks.clone(), move |cancelled| async move {
+        run(call.tasks.clone(), move |cancelled| async move {
             let Call { channel, origin, seat: _seat, .. } = call;
             let message = prefill_request_to_wire(&request);
             let id = request.id;
@@ -138,7 +138,7 @@ impl BlockStore for RemoteStore {
             // The word's drop says that nothing was found.
             return Ticket::empty();
         };
-        run(&call.tasks.clone(), move |cancelled| async move {
+        run(call.tasks.clone(), move |cancelled| async move {
             let Call { channel, origin, seat: _seat, .. } = call;
             let message = locate_request_to_wire(context, &keys);
             let message = with_metadata(message, context.id, context.trace);
@@ -163,7 +163,7 @@ impl BlockStore for RemoteStore {
             // The drop of the words says that nothing was taken.
             return Ticket::empty();
         };
-        run(&call.tasks.clone(), move |cancelled| async move {
+        run(call.tasks.clone(), move |cancelled| async move {
             let Call { channel, origin, seat: _seat, .. } = call;
             let message = offer_request_to_wire(context, &objects, durability);
             let message = with_metadata(message, context.id, context.trace);
@@ -178,7 +178,7 @@ impl BlockStore for RemoteStore {
 type Cancelled = oneshot::Receiver<()>;
 
 /// Runs a call as a task of the link, until it ends by itself, the ticket drops or the link stops.
-fn run<F>(tasks: &Tasks, call: impl FnOnce(Cancelled) -> F) -> Ticket
+fn run<F>(tasks: Tasks, call: impl FnOnce(Cancelled) -> F) -> Ticket
 where
     F: Future<Output = ()> + Send + 'static,
 {

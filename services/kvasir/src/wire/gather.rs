@@ -11,6 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes that are kept at most; more are sent on at once.
 const KEPT_MAX: usize = 64 << 10;
+/// Bytes from which a flush leaves no turn to others: a segment of the network, and more than a short request.
+const WORTHWHILE: usize = 16 << 10;
 /// Turns that a flush leaves to others at most.
 const TURNS_MAX: u32 = 8;
 
@@ -105,7 +107,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gather<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.grew && self.turns < TURNS_MAX {
+        if self.grew && self.turns < TURNS_MAX && self.kept.len() < WORTHWHILE {
             self.grew = false;
             self.turns += 1;
             context.waker().wake_by_ref();

@@ -154,7 +154,7 @@ pub(super) struct LinkInner {
 /// The connection that says how the link stands.
 struct Main {
     channel: Channel,
-    /// Cancelled when it ends; the connections of lanes end with it.
+    /// Cancelled when it ends; the connections of lanes take no new call then.
     ended: CancellationToken,
 }
 
@@ -317,11 +317,11 @@ impl LinkInner {
     }
 
     fn close(&self) {
+        self.publish(None, LinkState::Closed);
         self.tasks.stop();
         for lane in &self.lanes {
             lane.stop();
         }
-        self.publish(None, LinkState::Closed);
     }
 
     fn publish(&self, main: Option<Main>, state: LinkState) {

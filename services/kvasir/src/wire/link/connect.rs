@@ -36,7 +36,8 @@ const RESETS_MAX: usize = 4_096;
 pub(in crate::wire) enum Kind {
     /// It says how the member stands: asks it for signs of life all the time.
     Main,
-    /// Calls of one thread: all its tasks are there, and it asks for signs of life while something is called.
+    /// Calls of one thread: all its tasks are there, and it asks for signs of life while something is called (the member does
+    /// all the time).
     Lane,
 }
 

@@ -1,7 +1,8 @@
 //! One more connection to the member, for one thread of requests: made when that thread first calls, used by nobody else.
 //!
-//! The link's main connection says how the member stands; those of lanes come after it and end with it. Until a thread has
-//! its own, or when it is lost, its calls go by the main one.
+//! The link's main connection says how the member stands. Those of lanes come after it and take no new call once it has
+//! ended; calls in progress end by themselves there, as on the main one when the member drains. Until a thread has its own,
+//! or when it is lost, its calls go by the main one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +12,9 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::LinkInner;
 use super::connect::{Channel, Fault, Kind};
+use super::{LinkInner, LinkState};
+use crate::wire::Facts;
 use crate::wire::tasks::Tasks;
 
 /// Pause after a connection could not be had or was lost.
@@ -43,15 +45,15 @@ impl Lane {
         matches!(*self.state.borrow(), State::Ready(..))
     }
 
-    /// Ends its tasks at their next await. Nobody may ask for a connection after that.
+    /// Ends its tasks at their next await, once the link is closed.
     pub(super) fn stop(&self) {
         self.tasks.stop();
-        drop(self.state.send_replace(State::Idle));
     }
 
     /// Waits for that.
     pub(super) async fn ended(&self) {
         self.tasks.ended().await;
+        drop(self.state.send_replace(State::Idle));
     }
 
     /// Its connection, unless it is about to end. `is_asked` becomes whether the caller has to see to one.
@@ -90,12 +92,21 @@ impl LinkInner {
         channel.map(|channel| (channel, lane.tasks.clone()))
     }
 
+    /// Whether they are of the process that the main connection leads to.
+    fn is_same_life(&self, facts: &Facts) -> bool {
+        let state = self.state.borrow();
+        matches!(&*state, LinkState::Ready(main) if main.incarnation == facts.incarnation)
+    }
+
     /// One connection, from its beginning to its end.
     async fn keep_lane(self: Arc<Self>, number: usize, main_ended: CancellationToken) {
         let lane = &self.lanes[number];
         let set = |state| drop(lane.state.send_replace(state));
         let living = async {
             let ended = match self.connect(&lane.tasks, Kind::Lane).await {
+                Ok(connected) if !self.is_same_life(&connected.facts) => {
+                    Fault::Down("it is another life of the member".to_owned())
+                }
                 Ok(connected) => {
                     set(State::Ready(connected.channel, main_ended.clone()));
                     connected.driver.await
@@ -104,7 +115,7 @@ impl LinkInner {
             };
             set(State::Busy);
             let (Fault::Down(reason) | Fault::Refused(reason)) = ended;
-            tracing::info!(peer = %self.peer.member, lane = number, reason, "a further connection ended");
+            tracing::debug!(peer = %self.peer.member, lane = number, reason, "a further connection ended");
             sleep(PAUSE).await;
         };
         // None: it ended with the main connection.

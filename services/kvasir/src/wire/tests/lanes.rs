@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shared::{Decode, DecodeEvent, DecodeRequest, FinishReason, Flow, ServeError};
+use shared::{Decode, DecodeEvent, DecodeRequest, FinishReason, Flow, ServeError, TokenId};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::rig::{
@@ -117,4 +117,25 @@ async fn connections_of_threads_end_and_begin_with_the_main_one() {
     assert_eq!(caller.came_by(0, &mut at_second).await, None);
     caller.lane_ready(0).await;
     assert_eq!(caller.came_by(0, &mut at_second).await, Some(0));
+}
+
+#[tokio::test]
+async fn a_server_that_stops_lets_answers_on_threads_end() {
+    let cluster = Cluster::new();
+    let (near, far) = (LaneThreads::start(1).unwrap(), LaneThreads::start(1).unwrap());
+    let (decode, mut worker) = puppet();
+    let services = Services { decode: Some(decode), lanes: far.lanes(), ..services("decode-1") };
+    let server = Server::start(cluster.identity("decode-1"), services).await;
+    let caller = Caller::new(&cluster, &server, &near).await;
+    caller.came_by(0, &mut worker).await;
+    caller.lane_ready(0).await;
+    let (_ticket, mut told) = caller.submit(0).await;
+    let mut call = worker.recv().await.unwrap();
+    server.stop.send(true).unwrap();
+    until(&caller.link, |state| !matches!(state, LinkState::Ready(_))).await;
+    for event in [DecodeEvent::Token(TokenId(1), None), DecodeEvent::Finished(FinishReason::Stop)] {
+        assert_eq!(call.sink.emit(event.clone()), Flow::Open);
+        assert_eq!(told.recv().await, Some((event, Some(0))));
+    }
+    assert_eq!(server.ended().await.connections_cut_off, 0);
 }
