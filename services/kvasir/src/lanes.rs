@@ -1,8 +1,8 @@
 //! The threads that requests of clients live on.
 //!
 //! Each runs everything of its connections: reading, rendering, placing, the way to the worker and back. A request that is
-//! handed from thread to thread pays for waking each of them, which is dearer than most of what is done with it; so none is
-//! shared, and every thread has its own connection to each worker (`wire/link/lane.rs`).
+//! handed from thread to thread pays for waking each of them, which is dearer than most of what is done with it; so a connection
+//! stays, and every thread has its own connection to each worker (`wire/link/lane.rs`).
 
 use std::cell::Cell;
 use std::io;

@@ -38,7 +38,7 @@ impl GrammarLimits {
 /// JSON's strings: names and words, and text without quotes and commas, as in the cells of a table and the strings of a query.
 /// Masks of `kvasir bench grammar` with the first three took a third to two thirds of the time; with the fourth, the slowest
 /// hundredth of tables a twentieth and of queries a quarter; those of JSON the same. The fourth begins with a class of its
-/// own (no `~`), since llguidance seeks a repeat with a beginning in every branch of a lexeme, and one without in none.
+/// own (no `~`): by reading llguidance 1.9.1, it seeks a repeat with a beginning in every branch of a lexeme, a bare one not.
 const WORDS: [&str; 4] =
     ["[a-z]+", "[a-zA-Z]+", " [a-z]+", r#"[^"',\\\x00-\x1F~\x7F][^"',\\\x00-\x1F\x7F]*"#];
 
