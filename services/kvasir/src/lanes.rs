@@ -4,6 +4,8 @@
 //! handed from thread to thread pays for waking each of them, which is dearer than most of what is done with it; so a connection
 //! stays, and every thread has its own connection to each worker (`wire/link/lane.rs`).
 
+mod busy;
+
 use std::cell::Cell;
 use std::io;
 use std::num::NonZero;
@@ -14,6 +16,8 @@ use std::thread::{self, JoinHandle, available_parallelism};
 
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
+
+pub(crate) use self::busy::{BusyPoll, counted};
 
 /// Most threads. Each of a router's has a connection to each member, of the 1,024 that one takes: enough for 60 routers.
 pub(crate) const LANES_MAX: usize = 16;
@@ -56,13 +60,14 @@ pub(crate) struct Place {
 }
 
 impl LaneThreads {
-    /// Starts them; `wanted` of 0 stands for as many as this process may use processors, of [`LANES_MAX`] at most.
+    /// Starts them; `wanted` of 0 stands for as many as this process may use processors, of [`LANES_MAX`] at most. They sleep
+    /// while they have nothing to do, unless they are told to look for work a while before.
     ///
     /// # Errors
     /// When the system has no thread to give.
-    pub(crate) fn start(wanted: usize) -> io::Result<Self> {
+    pub(crate) fn start(wanted: usize, busy: Option<&BusyPoll>) -> io::Result<Self> {
         let count = match wanted {
-            0 => available_parallelism().map_or(1, NonZero::get).min(LANES_MAX),
+            0 => processors().min(LANES_MAX),
             wanted => wanted,
         };
         let set = SETS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -71,10 +76,10 @@ impl LaneThreads {
         let mut lanes = Vec::with_capacity(count);
         for number in 0..count {
             let (tell, told) = mpsc::channel();
-            let stop = made.stop.clone();
+            let (stop, busy) = (made.stop.clone(), busy.cloned());
             let thread = thread::Builder::new().name(format!("requests-{number}"));
             // One that was started ends when `made` is dropped, here too.
-            made.threads.push(thread.spawn(move || live((set, number), &tell, &stop))?);
+            made.threads.push(thread.spawn(move || live((set, number), busy, &tell, &stop))?);
             let runtime = told.recv().map_err(|_| io::Error::other("a thread died at once"))??;
             lanes.push(Lane { runtime, busy: AtomicUsize::new(0) });
         }
@@ -99,18 +104,33 @@ impl Drop for LaneThreads {
 }
 
 /// The runtime begins and ends here: nothing else may drop one where others run.
-fn live(here: (u64, usize), tell: &Sender<io::Result<Handle>>, stop: &CancellationToken) {
+fn live(
+    here: (u64, usize),
+    busy: Option<BusyPoll>,
+    tell: &Sender<io::Result<Handle>>,
+    stop: &CancellationToken,
+) {
     HERE.set(Some(here));
-    let runtime = match Builder::new_current_thread().enable_all().build() {
+    let mut builder = Builder::new_current_thread();
+    let looking = busy.map(|busy| busy.install(&mut builder));
+    let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         // Whoever started this thread waits for the word, or has ended.
         Err(error) => return drop(tell.send(Err(error))),
     };
     if tell.send(Ok(runtime.handle().clone())).is_ok() {
-        runtime.block_on(stop.cancelled());
+        match looking {
+            Some(looking) => runtime.block_on(looking.blocked_on(stop.cancelled())),
+            None => runtime.block_on(stop.cancelled()),
+        }
     }
     // What still reads a prompt is left to itself.
     runtime.shutdown_background();
+}
+
+/// How many processors this process may use.
+pub(crate) fn processors() -> usize {
+    available_parallelism().map_or(1, NonZero::get)
 }
 
 impl Lanes {
@@ -167,7 +187,7 @@ mod tests {
 
     #[test]
     fn places_are_spread_and_given_back() {
-        let threads = LaneThreads::start(3).unwrap();
+        let threads = LaneThreads::start(3, None).unwrap();
         let lanes = threads.lanes();
         let mut places: Vec<_> = (0..6).map(|_| lanes.place().unwrap()).collect();
         assert_eq!(places.iter().map(Place::number).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
@@ -178,9 +198,9 @@ mod tests {
 
     #[test]
     fn what_has_a_place_runs_on_its_thread_until_the_threads_end() {
-        let threads = LaneThreads::start(2).unwrap();
+        let threads = LaneThreads::start(2, None).unwrap();
         let (lanes, runtime) = (threads.lanes(), Builder::new_current_thread().build().unwrap());
-        let others = LaneThreads::start(1).unwrap().lanes();
+        let others = LaneThreads::start(1, None).unwrap().lanes();
         assert_eq!((lanes.len(), lanes.here()), (2, None));
         for number in 0..2 {
             let (asked, others) = (lanes.clone(), others.clone());

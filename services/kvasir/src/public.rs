@@ -29,7 +29,7 @@ use tower::ServiceExt;
 
 use crate::config::HttpConfig;
 use crate::keys::KeyWatch;
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, counted};
 use tls::PublicTls;
 
 /// Pause between two looks at the files.
@@ -234,7 +234,7 @@ impl Host {
             }
             drop(place);
         };
-        connections.spawn_on(living, &runtime);
+        connections.spawn_on(counted(living), &runtime);
     }
 
     async fn connection(self, socket: TcpStream, from: SocketAddr, tls: Option<TlsAcceptor>) {

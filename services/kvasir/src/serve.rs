@@ -315,8 +315,7 @@ impl Server {
         let clients = bind(loading.config.server.listen, "--listen").await?;
         let operators = bind(loading.config.server.admin, "--admin").await?;
         let public = block_in_place(|| Public::open(&loading.config.http))?;
-        let threads = LaneThreads::start(loading.config.http.threads);
-        let threads = threads.context("the threads of requests")?;
+        let threads = loading.config.http.start_threads(&loading.clock)?;
         let scheme = public.scheme();
         let telemetry = Arc::clone(&loading.telemetry);
         let Some((backend, gateway, model_name)) = load(loading, stop_signals, console).await?

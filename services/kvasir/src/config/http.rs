@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
+use shared::Clock;
 
-use crate::lanes::LANES_MAX;
+use crate::lanes::{BusyPoll, LANES_MAX, LaneThreads, processors};
 
 /// The public port. Paths are relative to the configuration's folder.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -26,6 +28,10 @@ pub struct HttpConfig {
     /// Threads that read, answer and pass on clients' requests, each with a connection of its own to every worker, 0 to 16.
     /// Default 0: as many as the process may use processors, of 16 at most.
     pub threads: usize,
+    /// How long such a thread looks for more work before it sleeps, where its last waits were shorter than that, in microseconds,
+    /// 0 to 10,000. Default 200: longer than the way to a worker and back. 0: it
+    /// sleeps at once. At most half of the processors are used for it.
+    pub busy_poll_us: u64,
     /// Connections at once, 1 to 1,000,000. Default 4096: four for each request in work. Beyond it connections are closed as they
     /// come. The process needs as many file descriptors, and those to workers.
     pub connections_max: usize,
@@ -53,6 +59,7 @@ impl Default for HttpConfig {
             insecure_public_without_keys: false,
             insecure_public_without_tls: false,
             threads: 0,
+            busy_poll_us: 200,
             connections_max: 4_096,
             header_bytes_max: 65_536,
             headers_max: 128,
@@ -76,6 +83,15 @@ impl HttpConfig {
         !self.certificate_file.as_os_str().is_empty()
     }
 
+    /// Starts the threads of requests.
+    ///
+    /// # Errors
+    /// When the system has none to give.
+    pub(crate) fn start_threads(&self, clock: &Arc<dyn Clock>) -> anyhow::Result<LaneThreads> {
+        let busy = BusyPoll::new(self.busy_poll_us, processors(), clock);
+        LaneThreads::start(self.threads, busy.as_ref()).context("the threads of requests")
+    }
+
     /// Takes the paths as seen from the folder of the file that names them.
     pub(super) fn resolve(&mut self, file: &Path) {
         let Some(folder) = file.parent() else { return };
@@ -93,6 +109,7 @@ impl HttpConfig {
     pub fn check(&self) -> anyhow::Result<()> {
         let ranges = [
             ("threads", self.threads <= LANES_MAX, "0..=16"),
+            ("busy_poll_us", self.busy_poll_us <= 10_000, "0..=10000"),
             ("connections_max", (1..=1_000_000).contains(&self.connections_max), "1..=1000000"),
             (
                 "header_bytes_max",
@@ -205,6 +222,7 @@ mod tests {
     fn values_out_of_range_are_named() {
         let cases = [
             ("threads = 17", "http.threads"),
+            ("busy_poll_us = 10001", "http.busy_poll_us"),
             ("connections_max = 0", "http.connections_max"),
             ("header_bytes_max = 100", "http.header_bytes_max"),
             ("headers_max = 1", "http.headers_max"),

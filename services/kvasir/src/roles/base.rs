@@ -191,7 +191,8 @@ impl Base {
         peers: &Arc<Peers>,
     ) -> anyhow::Result<Running> {
         let (stop, stopped) = watch::channel(false);
-        let threads = LaneThreads::start(ANSWERING).context("the threads that answer members")?;
+        let threads =
+            LaneThreads::start(ANSWERING, None).context("the threads that answer members")?;
         let services = Services {
             facts: self.facts.clone(),
             clock: Arc::clone(&self.clock),

@@ -24,7 +24,6 @@ use crate::config::ROLLBACK;
 use crate::console::Console;
 use crate::explain::{Predictions, evidence_policy};
 use crate::identity::MemberRole;
-use crate::lanes::LaneThreads;
 use crate::model;
 use crate::public::Public;
 use crate::serve::bind;
@@ -54,8 +53,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
     let clients = bind(listen, "listen of the member").await?;
     let public = block_in_place(|| Public::open(&base.config.http))?;
     let scheme = public.scheme();
-    let threads =
-        LaneThreads::start(base.config.http.threads).context("the threads of requests")?;
+    let threads = base.config.http.start_threads(&base.clock)?;
     let peers = base.peers(HEARD, threads.lanes());
     let heard = Arc::new(Heard::default());
     let hub = RouterHub::new();

@@ -7,6 +7,8 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::lanes::counted;
+
 /// The tasks of one server or link, which end together. Clones share them; whoever owns them calls [`Tasks::stop`].
 #[derive(Clone, Debug)]
 pub(super) struct Tasks {
@@ -23,10 +25,10 @@ impl Tasks {
     /// Runs a future until it or all tasks end. After [`Tasks::stop`] it is dropped without a poll.
     pub(super) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         let stopped = self.stopped.clone();
-        let until_stopped = async move {
+        let until_stopped = counted(async move {
             // None: stopped, and the future was dropped.
             let _: Option<()> = stopped.run_until_cancelled_owned(future).await;
-        };
+        });
         // The tracker, not the handle, is what is waited on.
         drop(self.tracker.spawn_on(until_stopped, &self.runtime));
     }

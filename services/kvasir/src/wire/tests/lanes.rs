@@ -69,7 +69,7 @@ type Worker = UnboundedReceiver<Submitted<DecodeRequest, DecodeEvent>>;
 #[tokio::test]
 async fn a_thread_calls_by_the_main_connection_until_it_has_its_own() {
     let cluster = Cluster::new();
-    let (near, far) = (LaneThreads::start(2).unwrap(), LaneThreads::start(2).unwrap());
+    let (near, far) = (LaneThreads::start(2, None).unwrap(), LaneThreads::start(2, None).unwrap());
     let (decode, mut worker) = puppet();
     let services = Services { decode: Some(decode), lanes: far.lanes(), ..services("decode-1") };
     let server = Server::start(cluster.identity("decode-1"), services).await;
@@ -88,7 +88,7 @@ async fn a_thread_calls_by_the_main_connection_until_it_has_its_own() {
 #[tokio::test]
 async fn connections_of_threads_end_and_begin_with_the_main_one() {
     let cluster = Cluster::new();
-    let threads = LaneThreads::start(1).unwrap();
+    let threads = LaneThreads::start(1, None).unwrap();
     let (first, second) = twin_listeners().await;
     let identity = cluster.identity("decode-1");
     let (decode, mut at_first) = puppet();
@@ -122,7 +122,7 @@ async fn connections_of_threads_end_and_begin_with_the_main_one() {
 #[tokio::test]
 async fn a_server_that_stops_lets_answers_on_threads_end() {
     let cluster = Cluster::new();
-    let (near, far) = (LaneThreads::start(1).unwrap(), LaneThreads::start(1).unwrap());
+    let (near, far) = (LaneThreads::start(1, None).unwrap(), LaneThreads::start(1, None).unwrap());
     let (decode, mut worker) = puppet();
     let services = Services { decode: Some(decode), lanes: far.lanes(), ..services("decode-1") };
     let server = Server::start(cluster.identity("decode-1"), services).await;
