@@ -1,14 +1,20 @@
 //! A worker's own check of the names it was given.
 
-use shared::{BlockName, Root, ServeError, TokenId, block_names};
+use shared::{BlockName, NameCache, Root, ServeError, TokenId};
 
-/// Recomputes the names of the complete blocks of a text-only sequence and compares.
+/// Recomputes the names of the complete blocks of a text-only sequence, but for those that the worker has computed before, and
+/// compares.
 ///
 /// # Errors
 /// [`ServeError::NamesDiffer`] with the first block whose name differs, or is missing on either side: sender and
 /// receiver disagree on model, layout, numerics, tenant or secret, and a cache hit would serve foreign bytes.
-pub fn check_names(root: &Root, ids: &[TokenId], names: &[BlockName]) -> Result<(), ServeError> {
-    let expected = block_names(root, ids);
+pub fn check_names(
+    computed: &mut NameCache,
+    root: &Root,
+    ids: &[TokenId],
+    names: &[BlockName],
+) -> Result<(), ServeError> {
+    let expected = computed.names(root, ids);
     let equal = expected.iter().zip(names).take_while(|(a, b)| a == b).count();
     if equal == expected.len() && equal == names.len() {
         return Ok(());
@@ -18,7 +24,7 @@ pub fn check_names(root: &Root, ids: &[TokenId], names: &[BlockName]) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use shared::{Root, ServeError, TokenId, block_names};
+    use shared::{NameCache, Root, ServeError, TokenId, block_names};
 
     use super::check_names;
 
@@ -40,7 +46,8 @@ mod tests {
         ];
         for (given, expected) in cases {
             let expected = expected.map_err(|index| ServeError::NamesDiffer { index });
-            assert_eq!(check_names(&root, &ids, &given), expected);
+            let mut computed = NameCache::new(NameCache::STANDARD_BYTES);
+            assert_eq!(check_names(&mut computed, &root, &ids, &given), expected);
         }
     }
 }

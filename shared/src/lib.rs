@@ -18,7 +18,8 @@ pub mod events;
 pub mod groups;
 pub mod ids;
 pub mod layout;
-pub mod names;
+pub mod name_cache;
+mod names;
 pub mod objects;
 pub mod pace;
 pub mod random;
@@ -48,9 +49,10 @@ pub use ids::{
     TenantTag, TokenId, TraceContext, WorkerId, WorkerRank,
 };
 pub use layout::{BLOCK_TOKENS, KvLayout, KvShape, LayoutError, SourceLayout, SourceShape};
+pub use name_cache::{NameCache, PrefixDigest, prefix_digests};
 pub use names::{
     BlockName, Lineage, MediaRun, Numerics, Root, RootInputs, block_names, media_piece_name,
-    next_name,
+    names_after, next_name,
 };
 pub use objects::{Descriptor, Location, ObjectKey, ObjectKind, Tier};
 pub use pace::StepPace;

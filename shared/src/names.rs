@@ -177,8 +177,14 @@ pub fn next_name(
 /// The names of all complete blocks of a text-only token sequence, in order.
 #[must_use]
 pub fn block_names(root: &Root, ids: &[TokenId]) -> Vec<BlockName> {
-    let mut names: Vec<BlockName> = Vec::with_capacity(ids.len() / BLOCK_TOKENS as usize);
-    for (index, block) in ids.chunks_exact(BLOCK_TOKENS as usize).enumerate() {
+    names_after(root, Vec::with_capacity(ids.len() / BLOCK_TOKENS as usize), ids)
+}
+
+/// The same where the names of the leading blocks are known.
+#[must_use]
+pub fn names_after(root: &Root, known: Vec<BlockName>, ids: &[TokenId]) -> Vec<BlockName> {
+    let mut names = known;
+    for (index, block) in ids.chunks_exact(BLOCK_TOKENS as usize).enumerate().skip(names.len()) {
         let name = next_name(root, names.last().copied(), index, block, &[]);
         names.push(name);
     }

@@ -16,9 +16,10 @@ use deepseek_recipe_core::messages::InputMessage;
 use deepseek_recipe_core::tools::ToolChoice;
 use deepseek_recipe_encoding::dsv41::DeepseekV41Encoding;
 use deepseek_recipe_encoding::{PromptEncoding, RenderedPrompt, TokenizerEncoder};
+use parking_lot::Mutex;
 use shared::{
-    BlockName, Constraint, Lineage, LogitBias, Priority, RequestId, Root, RootInputs, Sampling,
-    SessionKey, TenantId, TokenId, TraceContext, block_names,
+    BlockName, Constraint, Lineage, LogitBias, NameCache, Priority, RequestId, Root, RootInputs,
+    Sampling, SessionKey, TenantId, TokenId, TraceContext, names_after, prefix_digests,
 };
 
 use crate::call::Call;
@@ -110,6 +111,8 @@ pub(crate) struct Prompter {
     encoding: DeepseekV41Encoding,
     encoder: Arc<CachedEncoder>,
     vocabulary: Arc<Vocabulary>,
+    /// Names of earlier prompts.
+    names: Mutex<NameCache>,
 }
 
 impl Prompter {
@@ -131,7 +134,17 @@ impl Prompter {
         let encoding = DeepseekV41Encoding::new().with_tokenizer(Arc::clone(&encoder));
         let default_lineage = config.lineage.into();
         let answers_max = config.answers_per_request_max;
-        Ok(Self { model, default_lineage, answers_max, conversion, encoding, encoder, vocabulary })
+        let names = Mutex::new(NameCache::new(NameCache::STANDARD_BYTES));
+        Ok(Self {
+            model,
+            default_lineage,
+            answers_max,
+            conversion,
+            encoding,
+            encoder,
+            vocabulary,
+            names,
+        })
     }
 
     pub(crate) fn model(&self) -> &ServedModel {
@@ -256,7 +269,7 @@ impl Prompter {
         let logit_bias: LogitBias = request.draws.logit_bias.as_slice().into();
         let mut runs = Vec::new();
         for (prompt_index, draft) in drafts.into_iter().enumerate() {
-            let names: Arc<[BlockName]> = block_names(&root, &draft.prompt).into();
+            let names = self.names(&root, &draft.prompt);
             let constraint = self.constraint(&request.shape, draft.reading.start)?.map(Arc::new);
             if constraint.is_some() && request.draws.ignore_end {
                 let message = "ignore_eos goes on behind the end that a format or held calls give the answer; leave one of them out";
@@ -289,6 +302,18 @@ impl Prompter {
             }
         }
         Ok(runs)
+    }
+
+    /// The names of a prompt's blocks. No request waits for another one's.
+    fn names(&self, root: &Root, prompt: &[TokenId]) -> Arc<[BlockName]> {
+        let digests = prefix_digests(root, prompt);
+        if digests.is_empty() {
+            return names_after(root, Vec::new(), prompt).into();
+        }
+        let known = self.names.lock().known(&digests);
+        let names = names_after(root, known, prompt);
+        self.names.lock().keep(&digests, &names);
+        names.into()
     }
 
     /// How many tokens a request for messages or for a response has.

@@ -6,8 +6,8 @@ use engine::{DrawContext, Guide, TokenCounts, draw, logprobs};
 use kvstore::check_names;
 use shared::{
     BLOCK_TOKENS, BlockName, DecodeEvent, DecodeRequest, FinishReason, Flow, Grouped,
-    LOGIT_BIAS_MAX, Root, ServeError, Sink, StartGeometry, StartReport, TokenId, TokenLogprobs,
-    group_of, next_name,
+    LOGIT_BIAS_MAX, NameCache, Root, ServeError, Sink, StartGeometry, StartReport, TokenId,
+    TokenLogprobs, group_of, next_name,
 };
 
 use crate::guides::{GuideFailure, GuidePool, Lead};
@@ -112,7 +112,11 @@ pub(super) struct ModelLimits {
 }
 
 /// Checks a request against the model, and its names against its tokens.
-pub(super) fn examine(request: &DecodeRequest, limits: ModelLimits) -> Verdict {
+pub(super) fn examine(
+    request: &DecodeRequest,
+    limits: ModelLimits,
+    computed: &mut NameCache,
+) -> Verdict {
     let unsupported = |what: String| Verdict::Refused(ServeError::Unsupported { what });
     if request.prompt.is_empty() {
         return unsupported("an empty prompt; send at least one token".to_owned());
@@ -132,7 +136,7 @@ pub(super) fn examine(request: &DecodeRequest, limits: ModelLimits) -> Verdict {
     if LOGIT_BIAS_MAX < request.logit_bias.len() {
         return unsupported(format!("a logit_bias of more than {LOGIT_BIAS_MAX} tokens"));
     }
-    if let Err(error) = check_names(&request.root, &request.prompt, &request.names) {
+    if let Err(error) = check_names(computed, &request.root, &request.prompt, &request.names) {
         return Verdict::Refused(error);
     }
     if request.emitted.last().is_some_and(|last| request.stop_ids.contains(last)) {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::{
-    BLOCK_TOKENS, DecodeEvent, FinishReason, Flow, Grouped, ServeError, StartReport, Timestamp,
-    WorkerRank,
+    BLOCK_TOKENS, DecodeEvent, FinishReason, Flow, Grouped, NameCache, ServeError, StartReport,
+    Timestamp, WorkerRank,
 };
 
 use crate::config::DecodeConfig;
@@ -42,6 +42,8 @@ pub(super) struct Loop {
     pub(super) guides: Option<Arc<GuidePool>>,
     pub(super) shared: Arc<Shared>,
     limits: ModelLimits,
+    /// Names that were computed for earlier requests.
+    names: NameCache,
     commands: VecDeque<Command>,
     expired: Vec<(SequenceKey, Stage)>,
     buffers: StepBuffers,
@@ -76,6 +78,7 @@ impl Loop {
             guides,
             shared,
             limits,
+            names: NameCache::new(NameCache::STANDARD_BYTES),
             commands: VecDeque::new(),
             expired: Vec::new(),
             buffers: StepBuffers::default(),
@@ -147,7 +150,7 @@ impl Loop {
 
     fn accept(&mut self, submission: Submission) {
         let Submission { key, request, mut sink, guide } = submission;
-        let refused = match examine(&request, self.limits) {
+        let refused = match examine(&request, self.limits, &mut self.names) {
             Verdict::Refused(error) => error,
             Verdict::Over(reason) => {
                 self.core.stats.requests += 1;

@@ -9,7 +9,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Waker;
-use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -99,9 +98,8 @@ impl Looking {
         match &*waker {
             // The thread finds its own future ready, and so asks for events without waiting for them.
             Some(waker) if is_worth_it && place.take() => waker.wake_by_ref(),
-            _ => return place.give(),
+            _ => place.give(),
         }
-        thread::yield_now();
     }
 }
 

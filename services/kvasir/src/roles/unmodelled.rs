@@ -15,8 +15,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
 use shared::{
     BLOCK_TOKENS, BlockName, CacheChange, CacheEvent, Decode, DecodeEvent, DecodeRequest,
-    FinishReason, Flow, LoadReport, ServeError, Sink, StartReport, Ticket, Tier, WindowSource,
-    WorkerEvent, WorkerRank, block_names,
+    FinishReason, Flow, LoadReport, NameCache, ServeError, Sink, StartReport, Ticket, Tier,
+    WindowSource, WorkerEvent, WorkerRank,
 };
 
 use super::base::{Base, Offered};
@@ -40,8 +40,7 @@ struct Unmodelled {
 
 impl Decode for Unmodelled {
     fn submit(&self, request: DecodeRequest, sink: Box<dyn Sink<DecodeEvent>>) -> Ticket {
-        let names = block_names(&request.root, &request.prompt);
-        self.holdings.lock().answer(&request, names, sink);
+        self.holdings.lock().answer(&request, sink);
         // An answer is out before it could be cancelled.
         Ticket::empty()
     }
@@ -66,6 +65,7 @@ pub(super) async fn run(mut base: Base, console: &mut Console) -> anyhow::Result
         incarnation: base.clock.incarnation(),
         sequence: 0,
         held: HashSet::new(),
+        names: NameCache::new(NameCache::STANDARD_BYTES),
     };
     let holdings = Arc::new(Mutex::new(holdings));
     let (stop, stopped) = bounded(0);
@@ -107,15 +107,13 @@ struct Holdings {
     incarnation: u64,
     sequence: u64,
     held: HashSet<BlockName>,
+    /// As a worker has it.
+    names: NameCache,
 }
 
 impl Holdings {
-    fn answer(
-        &mut self,
-        request: &DecodeRequest,
-        names: Vec<BlockName>,
-        mut sink: Box<dyn Sink<DecodeEvent>>,
-    ) {
+    fn answer(&mut self, request: &DecodeRequest, mut sink: Box<dyn Sink<DecodeEvent>>) {
+        let names = self.names.names(&request.root, &request.prompt);
         if names[..] != request.names[..] {
             let message = "the names of the router differ from those of the worker".to_owned();
             let _closed = sink.emit(DecodeEvent::Failed(ServeError::Internal { message }));

@@ -140,17 +140,59 @@ pub(super) fn request_id(bytes: &[u8], field: &'static str) -> Result<RequestId,
     Ok(RequestId(u128::from_be_bytes(bytes_16(bytes, field)?)))
 }
 
-fn tokens_to_wire(tokens: &[TokenId]) -> Vec<u32> {
-    tokens.iter().map(|token| token.0).collect()
+/// The tokens in as few bytes each as the largest of them needs, behind that number of bytes; no byte where there are none.
+fn tokens_to_wire(tokens: &[TokenId]) -> Vec<u8> {
+    fn packed<const WIDTH: usize>(tokens: &[TokenId]) -> Vec<u8> {
+        let mut bytes = vec![0; 1 + WIDTH * tokens.len()];
+        let (width, packed) = bytes.split_first_mut().expect("the width's byte");
+        *width = u8::try_from(WIDTH).expect("at most 4");
+        for (place, token) in packed.as_chunks_mut::<WIDTH>().0.iter_mut().zip(tokens) {
+            place.copy_from_slice(&token.0.to_le_bytes()[..WIDTH]);
+        }
+        bytes
+    }
+    match tokens.iter().map(|token| token.0).max() {
+        None => Vec::new(),
+        Some(0..=0xFF) => packed::<1>(tokens),
+        Some(0x100..=0xFFFF) => packed::<2>(tokens),
+        Some(0x1_0000..=0xFF_FFFF) => packed::<3>(tokens),
+        Some(_) => packed::<4>(tokens),
+    }
 }
 
 /// The tokens as whatever collection the request wants.
 fn tokens_from_wire<C: FromIterator<TokenId>>(
-    tokens: &[u32],
+    bytes: &[u8],
     field: &'static str,
 ) -> Result<C, WireError> {
-    bounded(tokens.len(), TOKENS_MAX, field)?;
-    Ok(tokens.iter().copied().map(TokenId).collect())
+    fn unpacked<const WIDTH: usize, C: FromIterator<TokenId>>(
+        bytes: &[u8],
+        field: &'static str,
+    ) -> Result<C, WireError> {
+        let (tokens, rest) = bytes.as_chunks::<WIDTH>();
+        if !rest.is_empty() {
+            let expected = "1 and a multiple of the first";
+            return Err(WireError::Length { field, found: 1 + bytes.len(), expected });
+        }
+        bounded(tokens.len(), TOKENS_MAX, field)?;
+        let token = |bytes: &[u8; WIDTH]| {
+            let mut wide = [0; 4];
+            wide[..WIDTH].copy_from_slice(bytes);
+            TokenId(u32::from_le_bytes(wide))
+        };
+        Ok(tokens.iter().map(token).collect())
+    }
+    let Some((width, packed)) = bytes.split_first() else { return Ok(C::from_iter([])) };
+    match width {
+        1 => unpacked::<1, C>(packed, field),
+        2 => unpacked::<2, C>(packed, field),
+        3 => unpacked::<3, C>(packed, field),
+        4 => unpacked::<4, C>(packed, field),
+        _ => {
+            let expected = "1..=4 bytes for each token";
+            Err(WireError::Range { field, found: width.to_string(), expected })
+        }
+    }
 }
 
 pub(super) fn names_to_wire(names: &[BlockName]) -> Vec<u8> {

@@ -7,7 +7,7 @@ use shared::{Numerics, WorkerRank};
 use crate::identity::MemberIdentity;
 
 /// The version of the protocol in `proto/kvasir/v1`. Raised by every change that an older peer would misread.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 
 /// What a member is and what it computes with. Sent with every handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]

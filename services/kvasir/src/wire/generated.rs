@@ -559,10 +559,10 @@ pub struct DecodeRequest {
     pub id: ::prost::alloc::vec::Vec<u8>,
     #[prost(message, optional, tag = "2")]
     pub trace: ::core::option::Option<TraceContext>,
-    #[prost(uint32, repeated, tag = "3")]
-    pub prompt: ::prost::alloc::vec::Vec<u32>,
-    #[prost(uint32, repeated, tag = "4")]
-    pub emitted: ::prost::alloc::vec::Vec<u32>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub prompt: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "vec", tag = "4")]
+    pub emitted: ::prost::alloc::vec::Vec<u8>,
     /// 32 secret bytes.
     #[prost(bytes = "vec", tag = "5")]
     pub root: ::prost::alloc::vec::Vec<u8>,
@@ -572,8 +572,8 @@ pub struct DecodeRequest {
     pub lineage: i32,
     #[prost(message, optional, tag = "8")]
     pub sampling: ::core::option::Option<Sampling>,
-    #[prost(uint32, repeated, tag = "9")]
-    pub stop_ids: ::prost::alloc::vec::Vec<u32>,
+    #[prost(bytes = "vec", tag = "9")]
+    pub stop_ids: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint32, tag = "10")]
     pub output_tokens_max: u32,
     /// Absent when the prompt should not visit prefill.
@@ -605,8 +605,8 @@ pub struct TokenValue {
 /// At most 256 KiB of text.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Constraint {
-    #[prost(uint32, repeated, tag = "5")]
-    pub trigger: ::prost::alloc::vec::Vec<u32>,
+    #[prost(bytes = "vec", tag = "5")]
+    pub trigger: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint32, optional, tag = "6")]
     pub bound: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "7")]
@@ -1021,8 +1021,8 @@ pub struct PrefillRequest {
     pub id: ::prost::alloc::vec::Vec<u8>,
     #[prost(message, optional, tag = "2")]
     pub trace: ::core::option::Option<TraceContext>,
-    #[prost(uint32, repeated, tag = "3")]
-    pub ids: ::prost::alloc::vec::Vec<u32>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub ids: ::prost::alloc::vec::Vec<u8>,
     /// 32 secret bytes.
     #[prost(bytes = "vec", tag = "4")]
     pub root: ::prost::alloc::vec::Vec<u8>,

@@ -32,7 +32,7 @@ impl Loop {
         self.jobs.insert(id, Job::new(request, sink));
     }
 
-    fn check(&self, request: &PrefillRequest) -> Result<(), ServeError> {
+    fn check(&mut self, request: &PrefillRequest) -> Result<(), ServeError> {
         let PrefillRequest { ids, names, root, from, to, .. } = request;
         let aligned = to.is_multiple_of(BLOCK_TOKENS) && from.is_multiple_of(BLOCK_TOKENS);
         if !aligned || *to == 0 || to < from || u32::try_from(ids.len()) != Ok(*to) {
@@ -53,7 +53,7 @@ impl Loop {
         if slots_max < slots {
             return Err(ServeError::NeverFits { slots, slots_max });
         }
-        check_names(root, ids, names)
+        check_names(&mut self.names, root, ids, names)
     }
 
     fn queue(&mut self, id: PrefillId, request: &PrefillRequest) -> Result<(), ServeError> {

@@ -8,8 +8,8 @@ use engine::{Engine, KvSlab};
 use kvstore::{Pool, StartRecords, Transport};
 use parking_lot::Mutex;
 use shared::{
-    BlockStore, Clock, Flow, LoadReport, ObjectKind, OfferOutcome, PrefillEvent, ServeError,
-    SlotMemory, Timestamp, WorkerRank,
+    BlockStore, Clock, Flow, LoadReport, NameCache, ObjectKind, OfferOutcome, PrefillEvent,
+    ServeError, SlotMemory, Timestamp, WorkerRank,
 };
 
 use super::PrefillParts;
@@ -43,6 +43,8 @@ pub(super) struct Loop {
     pub(super) offers: Offers,
     pub(super) speed: Speed,
     pub(super) stats: PrefillStats,
+    /// Names that were computed for earlier requests.
+    pub(super) names: NameCache,
     pub(super) chunks: Vec<Chunk>,
     pub(super) records: Arc<StartRecords>,
     published: Arc<Mutex<PrefillStats>>,
@@ -98,6 +100,7 @@ impl Loop {
             scheduler,
             jobs: BTreeMap::new(),
             stats: PrefillStats::default(),
+            names: NameCache::new(NameCache::STANDARD_BYTES),
             chunks: Vec::new(),
             records,
             published,

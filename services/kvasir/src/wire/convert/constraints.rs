@@ -62,8 +62,8 @@ pub(super) fn constraint_from_wire(message: v1::Constraint) -> Result<Constraint
         Sent::Server(text) => Grammar::Server(text),
     };
     bounded(grammar.text().len(), GRAMMAR_BYTES_MAX, "constraint.grammar")?;
-    bounded(message.trigger.len(), TRIGGER_TOKENS_MAX, "constraint.trigger")?;
-    let trigger = tokens_from_wire(&message.trigger, "constraint.trigger")?;
+    let trigger: Vec<TokenId> = tokens_from_wire(&message.trigger, "constraint.trigger")?;
+    bounded(trigger.len(), TRIGGER_TOKENS_MAX, "constraint.trigger")?;
     let [bound, barred] = [message.bound, message.barred].map(|token| token.map(TokenId));
     Ok(Constraint { grammar, trigger, bound, barred })
 }

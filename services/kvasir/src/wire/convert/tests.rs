@@ -181,6 +181,17 @@ fn a_prompt_of_a_hundred_thousand_tokens_is_small() {
 }
 
 #[test]
+fn lists_of_tokens_of_every_size_come_back() {
+    let largest = [0, 0xFF, 0x100, 0xFFFF, 0x1_0000, 129_279, 0xFF_FFFF, 0x100_0000, u32::MAX];
+    for (largest, count) in largest.into_iter().flat_map(|id| [0, 1, 2, 300].map(|n| (id, n))) {
+        let prompt = (0..count).map(|at| TokenId(largest >> (at % 5))).collect();
+        let request = DecodeRequest { prompt, ..decode_request() };
+        let message = through(&decode_request_to_wire(&request, NOW));
+        assert_eq!(decode_request_from_wire(message, NOW).unwrap().prompt, request.prompt);
+    }
+}
+
+#[test]
 fn events_of_requests_come_back() {
     let sources = [
         WindowSource::Cold,
@@ -390,11 +401,14 @@ fn fault<T: Debug>(result: Result<T, WireError>) -> String {
 #[test]
 fn malformed_requests_name_their_field() {
     type Break = fn(&mut v1::DecodeRequest);
-    let cases: [(Break, &str); 15] = [
+    let cases: [(Break, &str); 18] = [
         (|m| m.id.clear(), "id has 0 bytes, expected 16"),
         (|m| m.trace = Some(v1::TraceContext::default()), "trace has 0 bytes"),
-        (|m| m.prompt = vec![0; TOKENS_MAX + 1], "prompt has 4194305 entries, at most 4194304"),
-        (|m| m.emitted = vec![0; TOKENS_MAX + 1], "emitted has 4194305 entries"),
+        (|m| m.prompt = vec![1; TOKENS_MAX + 2], "prompt has 4194305 entries, at most 4194304"),
+        (|m| m.emitted = vec![1; TOKENS_MAX + 2], "emitted has 4194305 entries"),
+        (|m| m.prompt = vec![0, 7], "prompt is 0, expected 1..=4 bytes for each token"),
+        (|m| m.prompt = vec![5; 6], "prompt is 5, expected 1..=4 bytes for each token"),
+        (|m| m.prompt = vec![3; 6], "prompt has 6 bytes, expected 1 and a multiple of the first"),
         (|m| m.root.push(0), "root has 33 bytes, expected 32"),
         (|m| m.names.push(0), "names has 33 bytes, expected a multiple of 16"),
         (|m| m.names = vec![0; 16 * 32_769], "names has 32769 entries, at most 32768"),
@@ -403,7 +417,7 @@ fn malformed_requests_name_their_field() {
         (|m| m.sampling = None, "sampling is missing"),
         (|m| m.sampling.as_mut().unwrap().temperature = f32::NAN, "sampling.temperature is NaN"),
         (|m| m.sampling.as_mut().unwrap().top_p = f32::INFINITY, "sampling.top_p is inf"),
-        (|m| m.stop_ids = vec![0; TOKENS_MAX + 1], "stop_ids has 4194305 entries"),
+        (|m| m.stop_ids = vec![1; TOKENS_MAX + 2], "stop_ids has 4194305 entries"),
         (|m| m.prefill.as_mut().unwrap().rank = 65_536, "rank is 65536, expected at most 65535"),
         (|m| m.id = vec![0; 17], "id has 17 bytes"),
     ];
@@ -416,7 +430,7 @@ fn malformed_requests_name_their_field() {
     type Spoil = fn(&mut v1::PrefillRequest);
     let cases: [(Spoil, &str); 5] = [
         (|m| m.id.clear(), "id has 0 bytes"),
-        (|m| m.ids = vec![0; TOKENS_MAX + 1], "ids has "),
+        (|m| m.ids = vec![1; TOKENS_MAX + 2], "ids has "),
         (|m| m.root.clear(), "root has 0 bytes"),
         (|m| m.names.push(0), "names has 33 bytes"),
         (|m| m.lineage = 9, "lineage has the unknown value 9"),
