@@ -62,6 +62,8 @@ pub struct CallRules<'a> {
     pub required: bool,
     /// At most one call may be made.
     pub single: bool,
+    /// The model is told of tools that cannot be called.
+    pub restricted: bool,
 }
 
 /// Where the prompt leaves off.
@@ -168,7 +170,7 @@ fn of_calls(
         // A call is made, whatever the format of text would be.
         tools::Instead::Nothing
     } else {
-        let held = rules.single || rules.tools.iter().any(|tool| tool.strict);
+        let held = rules.single || rules.restricted || rules.tools.iter().any(|tool| tool.strict);
         match format {
             AnswerFormat::Free if !held => return Ok(None),
             AnswerFormat::Free => tools::Instead::Text,

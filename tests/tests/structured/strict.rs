@@ -9,7 +9,7 @@ use shared::GRAMMAR_BYTES_MAX;
 use super::tools::{Case, MARKERS, check, compiler, tool};
 
 fn rules<'a>(tools: Vec<CallableTool<'a>>) -> CallRules<'a> {
-    CallRules { tools, required: true, single: true }
+    CallRules { tools, required: true, single: true, restricted: false }
 }
 
 /// A call with arguments as JSON.

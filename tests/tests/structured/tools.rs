@@ -123,6 +123,7 @@ fn the_input_of_a_custom_tool_follows_its_regular_expression() {
         }],
         required: true,
         single: true,
+        restricted: false,
     };
     let cases: [(&str, &[&str], &[&str]); 6] = [
         ("[a-z]+", &["abc"], &["", "ABC", "ab1", "a</b"]),
@@ -192,7 +193,7 @@ fn the_input_of_a_custom_tool_follows_a_lark_grammar_that_ends_where_the_call_do
         let case = Case {
             name: grammar,
             format: AnswerFormat::Free,
-            rules: CallRules { tools: vec![tool], required: true, single: true },
+            rules: CallRules { tools: vec![tool], required: true, single: true, restricted: false },
             beginning: Beginning::Answer,
             members: &members.iter().map(String::as_str).collect::<Vec<&str>>(),
             others: &others.iter().map(String::as_str).collect::<Vec<&str>>(),
@@ -243,6 +244,7 @@ fn strict_calls_are_held_to_their_schema() {
         tools: vec![tool("weather", &parameters, true)],
         required: true,
         single: false,
+        restricted: false,
     };
     let compiler = compiler();
     let others: Vec<&str> = others.iter().map(String::as_str).collect();
@@ -296,6 +298,7 @@ fn a_free_choice_leaves_text_or_json_possible() {
         tools: vec![tool("weather", &parameters, true)],
         required: false,
         single: false,
+        restricted: false,
     };
     check(
         &compiler,
@@ -338,7 +341,7 @@ fn calls_that_are_not_strict_are_held_to_names() {
         tool("stop", &none, true),
         tool("note", &open, false),
     ];
-    let rules = CallRules { tools, required: true, single: false };
+    let rules = CallRules { tools, required: true, single: false, restricted: false };
     let empty = call("\n").replace("weather", "stop");
     let noted = unknown.replace("weather", "note");
     check(

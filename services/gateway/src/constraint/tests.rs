@@ -33,23 +33,23 @@ fn a_format_begins_behind_the_reasoning() {
 #[test]
 fn tools_constrain_when_something_about_them_is_fixed() {
     let parameters = json!({"type": "object"});
-    let made = |required, single, strict, format| {
+    let made = |required, single, strict, restricted, format| {
         let tools =
             vec![CallableTool { name: "look", parameters: &parameters, strict, input: None }];
-        let rules = CallRules { tools, required, single };
+        let rules = CallRules { tools, required, single, restricted };
         constrain(format, Some(&rules), Beginning::Answer, MARKERS)
     };
-    assert_eq!(made(false, false, false, AnswerFormat::Free), Ok(None));
-    for (required, single, strict) in
-        [(true, false, false), (false, true, false), (false, false, true)]
-    {
-        let constraint = made(required, single, strict, AnswerFormat::Free).unwrap().unwrap();
+    assert_eq!(made(false, false, false, false, AnswerFormat::Free), Ok(None));
+    for fixed in 0..4 {
+        let [required, single, strict, restricted] = [0, 1, 2, 3].map(|at| at == fixed);
+        let constraint =
+            made(required, single, strict, restricted, AnswerFormat::Free).unwrap().unwrap();
         let Grammar::Server(text) = constraint.grammar else { panic!("the server's own") };
         assert!(text.contains("<[9]>") && !text.contains('\r'));
     }
     let tools =
         vec![CallableTool { name: "look", parameters: &parameters, strict: true, input: None }];
-    let rules = CallRules { tools, required: false, single: false };
+    let rules = CallRules { tools, required: false, single: false, restricted: false };
     for (beginning, barred) in [
         (Beginning::Reasoning, Some(MARKERS.sentinel)),
         (Beginning::Answer, None),
@@ -58,9 +58,9 @@ fn tools_constrain_when_something_about_them_is_fixed() {
         let made = constrain(AnswerFormat::Free, Some(&rules), beginning, MARKERS);
         assert_eq!(made.unwrap().unwrap().barred, barred, "{beginning:?}");
     }
-    let refused = made(false, false, false, AnswerFormat::Regex("a"));
+    let refused = made(false, false, false, false, AnswerFormat::Regex("a"));
     assert_eq!(refused, Err(ConstraintError::WithTools { format: "a regex" }));
-    assert!(made(true, false, false, AnswerFormat::Regex("a")).unwrap().is_some());
+    assert!(made(true, false, false, false, AnswerFormat::Regex("a")).unwrap().is_some());
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn nothing_of_a_client_is_read_as_a_grammar() {
         strict: true,
         input: None,
     }];
-    let rules = CallRules { tools, required: true, single: false };
+    let rules = CallRules { tools, required: true, single: false, restricted: false };
     let made = constrain(AnswerFormat::Free, Some(&rules), Beginning::Answer, MARKERS);
     let text = made.unwrap().unwrap().grammar.text().to_owned();
     assert!(!text.contains("<[1]>") && !text.contains("<[2]>") && !text.contains("%x"));

@@ -44,6 +44,7 @@ impl Prompter {
                 .collect(),
             required: rules.required,
             single: rules.single,
+            restricted: rules.restricted,
         });
         let beginning = match start {
             OutputStart::Reasoning | OutputStart::ReasoningContinued => Beginning::Reasoning,

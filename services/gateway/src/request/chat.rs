@@ -71,7 +71,7 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
         stream,
         answers: draws::read_answers(&mut fields)?,
         draws,
-        shape: Shape { format: kept.unwrap_or(described), calls },
+        shape: Shape { format: shape::one_format(described, kept)?, calls },
         effort: effort.and_then(|(_, number)| number),
         lineage: fields.read_lineage()?,
         isolation,

@@ -45,7 +45,8 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
         stops: fields.read_stops("stop")?,
     };
     let described = fields.take("response_format").map(shape::read_response_format).transpose()?;
-    let format = shape::read_extensions(&mut fields)?.or(described).unwrap_or_default();
+    let kept = shape::read_extensions(&mut fields)?;
+    let format = shape::one_format(described.unwrap_or_default(), kept)?;
     Ok(ApiRequest {
         model,
         source: Source::Plain(plain),

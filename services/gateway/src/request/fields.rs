@@ -161,6 +161,11 @@ impl Fields {
         Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
     }
 
+    /// One of the members that nobody took and that hold something.
+    pub(super) fn first_left(&self) -> Option<&str> {
+        self.0.iter().find(|(_, value)| holds_something(value)).map(|(name, _)| name.as_str())
+    }
+
     /// Refuses members that hold something: ignoring them would change the answer.
     pub(super) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
         for name in names {

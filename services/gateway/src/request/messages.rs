@@ -59,7 +59,7 @@ pub(super) fn read(mut fields: Fields, model: String) -> Result<ApiRequest, ApiE
         stream,
         answers: 1,
         draws,
-        shape: Shape { format: kept.unwrap_or(format), calls },
+        shape: Shape { format: shape::one_format(format, kept)?, calls },
         effort: effort.and_then(|(_, number)| number),
         lineage: fields.read_lineage()?,
         isolation,

@@ -82,7 +82,7 @@ pub(super) fn read(
         stream,
         answers: 1,
         draws,
-        shape: Shape { format: kept.unwrap_or(format), calls },
+        shape: Shape { format: shape::one_format(format, kept)?, calls },
         effort: effort.and_then(|(_, number)| number),
         lineage: fields.read_lineage()?,
         isolation,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::fields::{Fields, unsupported, wrong};
+use super::fields::{Fields, holds_something, unsupported, wrong};
 use crate::error::ApiError;
 
 /// What the answer is to be a member of. Tool calls, if there are any, come instead of text in the format, or before the end.
@@ -35,6 +35,8 @@ pub(crate) struct CallRules {
     pub(crate) required: bool,
     /// At most one call may be made.
     pub(crate) single: bool,
+    /// The model is told of tools that cannot be called.
+    pub(crate) restricted: bool,
 }
 
 /// A tool as far as its calls are concerned.
@@ -73,15 +75,26 @@ pub(super) fn read_extensions(fields: &mut Fields) -> Result<Option<Format>, Api
                 found.push(format_of(kind, value, &format!("{place}.{name}"))?);
             }
         }
-        if within.take("json_object").is_some_and(|asked| asked == true) {
+        if within.read_flag("json_object")?.unwrap_or(false) {
             found.push(Format::JsonObject);
         }
+        found.extend(read_typed(&mut within)?);
         within.refuse(&[
             "structural_tag",
             "whitespace_pattern",
             "disable_additional_properties",
             "disable_any_whitespace",
         ])?;
+        // An answer that is held to nothing would be no answer to such a request.
+        if let Some(name) = within.first_left() {
+            let message = format!(
+                "structured_outputs.{name} is not known; send json, regex, choice or grammar"
+            );
+            return Err(ApiError::invalid(Some(place.to_owned()), message));
+        }
+        if found.is_empty() {
+            return Err(wrong(place, "an object with json, regex, choice or grammar"));
+        }
     }
     for (name, kind) in [
         ("guided_json", "json"),
@@ -96,21 +109,43 @@ pub(super) fn read_extensions(fields: &mut Fields) -> Result<Option<Format>, Api
             found.push(format_of(kind, value, name)?);
         }
     }
-    if let Some(kind) = fields.take("schema_type") {
-        let wanted = "one of: json, regex, ebnf";
-        let kind = kind.as_str().unwrap_or_default().to_owned();
-        let schema = fields.take("schema").ok_or_else(|| wrong("schema", "the schema's text"))?;
-        if !["json", "regex", "ebnf"].contains(&kind.as_str()) {
-            return Err(wrong("schema_type", wanted));
-        }
-        found.push(format_of(&kind, schema, "schema")?);
-    }
+    found.extend(read_typed(fields)?);
     fields.refuse(&["structural_tag"])?;
     if 1 < found.len() {
         let message = "the request has more than one grammar for its answer; leave all but one out";
         return Err(ApiError::invalid(None, message));
     }
     Ok(found.pop())
+}
+
+/// The extension `{schema_type, schema}`.
+fn read_typed(fields: &mut Fields) -> Result<Option<Format>, ApiError> {
+    let (kind, schema) = match (fields.take("schema_type"), fields.take("schema")) {
+        (None, None) => return Ok(None),
+        (None, Some(_)) => return Err(wrong("schema_type", "beside schema: json, regex or ebnf")),
+        (Some(_), None) => return Err(wrong("schema", "the schema's text")),
+        (Some(kind), Some(schema)) => (kind, schema),
+    };
+    match kind.as_str() {
+        Some(kind @ ("json" | "regex" | "ebnf")) => format_of(kind, schema, "schema").map(Some),
+        _ => Err(wrong("schema_type", "one of: json, regex, ebnf")),
+    }
+}
+
+/// The one format of a request that may have one in its protocol's form and one in an extension's.
+///
+/// # Errors
+/// When it has both: one of them would not be kept.
+pub(super) fn one_format(described: Format, kept: Option<Format>) -> Result<Format, ApiError> {
+    match (described, kept) {
+        (described, None) => Ok(described),
+        (Format::Free, Some(kept)) => Ok(kept),
+        (_, Some(_)) => {
+            let message =
+                "the request has a format and a grammar for its answer; leave one of them out";
+            Err(ApiError::invalid(None, message))
+        }
+    }
 }
 
 fn format_of(kind: &str, value: Value, name: &str) -> Result<Format, ApiError> {
@@ -157,7 +192,11 @@ pub(super) fn read_response_format(value: Value) -> Result<Format, ApiError> {
     let kind: String = fields.read("type", wanted)?.unwrap_or_default();
     match kind.as_str() {
         "text" => Ok(Format::Free),
-        "json_object" => Ok(Format::JsonObject),
+        // Other servers take a schema here.
+        "json_object" => match fields.take("schema").filter(holds_something) {
+            None => Ok(Format::JsonObject),
+            Some(schema) => json_schema(schema, false, "response_format.schema"),
+        },
         "json_schema" => {
             let wanted = "an object with a schema";
             let place = "response_format.json_schema";

@@ -280,6 +280,8 @@ fn the_choice_among_tools_becomes_rules() {
         .unwrap();
         let rules = request.shape.calls;
         assert!(rules.as_ref().is_none_or(|rules| rules.single));
+        let restricted = rules.as_ref().is_some_and(|rules| rules.restricted);
+        assert_eq!(restricted, expected.as_ref().is_some_and(|(tools, _)| tools.len() < 2));
         let got = rules.as_ref().map(|rules| {
             (rules.tools.iter().map(|tool| tool.name.as_str()).collect(), rules.required)
         });
@@ -311,12 +313,42 @@ fn formats_come_in_many_forms() {
         (json!({"structured_outputs": {"grammar": "x"}}), Format::Ebnf("x".into())),
         (json!({"schema_type": "regex", "schema": "a"}), Format::Regex("a".into())),
         (
+            json!({"structured_outputs": {"schema_type": "ebnf", "schema": "x", "json": null}}),
+            Format::Ebnf("x".into()),
+        ),
+        (
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            Format::JsonSchema(schema.clone()),
+        ),
+        (json!({"response_format": {"type": "text"}, "regex": "a"}), Format::Regex("a".into())),
+        (
             json!({"schema_type": "json", "schema": schema.to_string()}),
             Format::JsonSchema(schema.clone()),
         ),
         (json!({}), Format::Free),
     ] {
         assert_eq!(check(change.clone()).unwrap().shape.format, expected, "{change}");
+    }
+}
+
+#[test]
+fn behaviour_24_a_format_that_would_not_be_kept_is_refused() {
+    for change in [
+        json!({"structured_outputs": {}}),
+        json!({"structured_outputs": {"json_object": false}}),
+        json!({"structured_outputs": {"json_object": "yes"}}),
+        json!({"structured_outputs": {"foo": "x"}}),
+        json!({"structured_outputs": {"regex": "a", "foo": "x"}}),
+        json!({"structured_outputs": {"schema_type": "regex"}}),
+        json!({"structured_outputs": {"schema_type": "lark", "schema": "a"}}),
+        json!({"schema": "a"}),
+        json!({"schema_type": "regex"}),
+        json!({"schema_type": 7, "schema": "a"}),
+        json!({"response_format": {"type": "json_object"}, "regex": "a"}),
+        json!({"response_format": {"type": "regex", "regex": "a"}, "guided_choice": ["a"]}),
+        json!({"response_format": {"type": "json_object", "schema": "a"}}),
+    ] {
+        assert!(check(change.clone()).is_err(), "{change}");
     }
 }
 

@@ -172,5 +172,6 @@ pub(super) fn rules(
             false => Ok(None),
         };
     }
-    Ok(Some(CallRules { tools: callable, required, single }))
+    let restricted = callable.len() < tools.len();
+    Ok(Some(CallRules { tools: callable, required, single, restricted }))
 }

@@ -21,8 +21,14 @@ use crate::wire;
 pub(super) async fn find(
     State(shared): State<Arc<Shared>>,
     Path(id): Path<String>,
+    query: Result<Query<HashMap<String, String>>, QueryRejection>,
     call: Extension<Arc<Call>>,
 ) -> Response {
+    // A client that asks for events takes the object for a stream without any.
+    if query.is_ok_and(|query| query.get("stream").is_some_and(|asked| asked != "false")) {
+        let message = "stored responses are not told as a stream; leave stream out";
+        return ApiError::unsupported("stream", message).into_response();
+    }
     match memory(&shared, &call).find(&id) {
         Some(stored) => reply(wire::json(&stored.object)),
         None => missing(&id).into_response(),

@@ -161,6 +161,11 @@ async fn a_stored_response_can_be_continued_looked_at_and_deleted() {
     assert!(short["usage"]["input_tokens"].as_u64() < second["usage"]["input_tokens"].as_u64());
     let path = format!("/v1/responses/{id}");
     assert_eq!(send(house.public, "GET", &path, b"").await.json(), first);
+    let streamed = send(house.public, "GET", &format!("{path}?stream=true"), b"").await;
+    assert_eq!(
+        (streamed.status, streamed.json()["error"]["param"].as_str()),
+        (400, Some("stream"))
+    );
     let items = send(house.public, "GET", &format!("{path}/input_items"), b"").await.json();
     assert_eq!(items["data"][0]["content"][0]["text"], "hi");
     let unstored = format!("/v1/responses/{}", second["id"].as_str().unwrap());
