@@ -19,7 +19,7 @@ pub mod groups;
 pub mod ids;
 pub mod layout;
 pub mod name_cache;
-mod names;
+pub mod names;
 pub mod objects;
 pub mod pace;
 pub mod random;

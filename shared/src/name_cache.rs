@@ -2,7 +2,7 @@
 //!
 //! Names are chained, so each waits for the one before: half a microsecond a block. A digest of everything up to a place is
 //! several times faster, because its parts are hashed side by side; and who knows the names up to there needs no others. One is
-//! made every [`SEGMENT_BLOCKS`] blocks, under the root as key, and the names of the segment before it are kept under it.
+//! made every 32 blocks, under the root as key, and the names of the segment before it are kept under it.
 
 use std::collections::HashMap;
 

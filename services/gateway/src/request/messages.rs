@@ -176,5 +176,28 @@ fn read_messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
             blocks::adapt(blocks, &place)?;
         }
     }
-    Ok(list)
+    Ok(join_tools(list))
+}
+
+/// Makes neighbours of one role that call tools, or have results of calls, one message, as the protocol has it: the crate looks
+/// for the results of all calls in the one message that follows them.
+fn join_tools(list: Vec<Value>) -> Vec<Value> {
+    let is_of_tools =
+        |block: &Value| matches!(block["type"].as_str(), Some("tool_use" | "tool_result"));
+    let blocks = |message: &Value| {
+        message["content"].as_array().is_some_and(|blocks| blocks.iter().any(is_of_tools))
+    };
+    let mut joined: Vec<Value> = Vec::with_capacity(list.len());
+    for mut message in list {
+        match joined.last_mut() {
+            Some(last) if last["role"] == message["role"] && blocks(last) && blocks(&message) => {
+                let more = message["content"].as_array_mut().map(std::mem::take);
+                if let Some(content) = last["content"].as_array_mut() {
+                    content.extend(more.unwrap_or_default());
+                }
+            }
+            _ => joined.push(message),
+        }
+    }
+    joined
 }

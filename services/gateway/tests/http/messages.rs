@@ -139,6 +139,47 @@ async fn a_whole_answer_has_blocks_and_a_tool_loop_goes_on() {
     assert_eq!(second.json()["content"], text);
 }
 
+#[tokio::test]
+async fn neighbours_of_one_role_that_hold_tool_blocks_are_one_message() {
+    let house = House::new(json!([{"match": "*", "text": "Done."}])).await;
+    let used = |id: &str| json!({"type": "tool_use", "id": id, "name": "clock", "input": {}});
+    let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "noon"});
+    let message = |role: &str, blocks: Value| json!({"role": role, "content": blocks});
+    let asked = json!({"role": "user", "content": "What time is it?"});
+    let whole = json!([
+        asked,
+        message("assistant", json!([used("a"), used("b")])),
+        message("user", json!([result("a"), result("b")]))
+    ]);
+    let apart = [
+        json!([
+            asked,
+            message("assistant", json!([used("a"), used("b")])),
+            message("user", json!([result("a")])),
+            message("user", json!([result("b")]))
+        ]),
+        json!([
+            asked,
+            message("assistant", json!([used("a")])),
+            message("assistant", json!([used("b")])),
+            message("user", json!([result("a"), result("b")]))
+        ]),
+    ];
+    let tokens = |messages: Value| {
+        let body = ask(&json!({"tools": tools(), "messages": messages}));
+        let at = house.public;
+        async move {
+            let reply = post(at, "/v1/messages", &body).await;
+            assert_eq!(reply.status, 200, "{}", reply.text());
+            reply.json()["usage"]["input_tokens"].as_u64().unwrap()
+        }
+    };
+    let expected = tokens(whole).await;
+    for messages in apart {
+        assert_eq!(tokens(messages).await, expected);
+    }
+}
+
 /// Anthropic's shape.
 fn error(reply: &Reply) -> Value {
     let body = reply.json();
