@@ -9,7 +9,7 @@ use deepseek_recipe::openai::chat_completion::request::{
 use serde_json::{Value, json};
 
 use super::draws::{self, Draws};
-use super::fields::{Fields, holds_something, unsupported, wrong};
+use super::fields::{Fields, REMARKS, holds_something, is_verbosity, unsupported, wrong};
 use super::shape::{self, Format, Shape};
 use super::tools::{self, Choice, Tool};
 use super::{ApiRequest, Form, Repeated, Source, effort};
@@ -93,7 +93,8 @@ fn read_thinking(
     let thinking = fields.read::<ChatCompletionThinking>("thinking", wanted)?;
     let (template, routed) = (read_template(fields)?, read_routed(fields)?);
     let effort = fields.take("reasoning_effort").or(template.effort).or(routed.effort);
-    let kind = template.on.or(routed.on).map(|on| if on { "enabled" } else { "disabled" });
+    let on = template.on.or(routed.on).or(fields.read_flag("enable_thinking")?);
+    let kind = on.map(|on| if on { "enabled" } else { "disabled" });
     let switched = kind
         .map(|kind| serde_json::from_value(json!({"type": kind})).expect("the crate's own words"));
     Ok((effort::read(effort, "reasoning_effort")?, thinking.or(switched)))
@@ -315,8 +316,10 @@ fn adapt_custom(call: &mut Value) {
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse(&["functions", "function_call", "audio", "web_search_options"])?;
     // Other servers' ways to leave the template or to change what is shown.
-    fields.refuse(&["continue_final_message", "documents", "echo"])?;
-    for name in ["add_generation_prompt", "include_reasoning"] {
+    fields.refuse(&["chat_template", "continue_final_message", "documents", "echo", "grammar"])?;
+    fields.check_remarks(&REMARKS)?;
+    fields.check_remarks(&[("verbosity", is_verbosity, "low, medium or high")])?;
+    for name in ["add_generation_prompt", "include_reasoning", "separate_reasoning"] {
         if fields.read_flag(name)? == Some(false) {
             return Err(unsupported(name, "leave it out or set it to true"));
         }

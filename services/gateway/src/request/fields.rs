@@ -161,6 +161,16 @@ impl Fields {
         Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
     }
 
+    /// Checks members that change no answer, but say that the client meant something else when they are of another kind.
+    pub(super) fn check_remarks(&self, remarks: &[Remark]) -> Result<(), ApiError> {
+        for (name, holds, wanted) in remarks {
+            if self.peek(name).is_some_and(|value| !holds(value)) {
+                return Err(wrong(name, wanted));
+            }
+        }
+        Ok(())
+    }
+
     /// One of the members that nobody took and that hold something.
     pub(super) fn first_left(&self) -> Option<&str> {
         self.0.iter().find(|(_, value)| holds_something(value)).map(|(name, _)| name.as_str())
@@ -175,6 +185,21 @@ impl Fields {
         }
         Ok(())
     }
+}
+
+/// A member, what holds of it, and that in words.
+pub(super) type Remark = (&'static str, fn(&Value) -> bool, &'static str);
+
+/// Those that chat completions and responses have.
+pub(super) const REMARKS: [Remark; 3] = [
+    ("metadata", Value::is_object, "an object"),
+    ("user", Value::is_string, "a string"),
+    ("safety_identifier", Value::is_string, "a string"),
+];
+
+/// Whether it says how long an answer is to be. The model is not told.
+pub(super) fn is_verbosity(value: &Value) -> bool {
+    matches!(value.as_str(), Some("low" | "medium" | "high"))
 }
 
 pub(super) fn wrong(name: &str, wanted: &str) -> ApiError {

@@ -6,7 +6,7 @@ use deepseek_recipe::openai::ResponsesRequest;
 use serde_json::{Value, json};
 
 use super::draws::{self, Draws};
-use super::fields::{Fields, holds_something, unsupported, wrong};
+use super::fields::{Fields, REMARKS, holds_something, is_verbosity, unsupported, wrong};
 use super::shape::{self, Format, Shape};
 use super::tools::{self, Choice, Tool};
 use super::{ApiRequest, Echo, Form, Memory, Source, effort};
@@ -89,8 +89,22 @@ pub(super) fn read(
     })
 }
 
+/// Nothing is cut here: what does not fit the context is refused either way.
+fn is_truncation(value: &Value) -> bool {
+    matches!(value.as_str(), Some("auto" | "disabled"))
+}
+
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse(&["conversation", "prompt", "context_management"])?;
+    fields.check_remarks(&REMARKS)?;
+    fields.check_remarks(&[
+        ("text", Value::is_object, "an object"),
+        ("truncation", is_truncation, "auto or disabled"),
+        ("max_tool_calls", Value::is_u64, "an integer"),
+    ])?;
+    if let Some(text) = fields.peek("text").cloned().and_then(Fields::within) {
+        text.check_remarks(&[("verbosity", is_verbosity, "low, medium or high")])?;
+    }
     // What other protocols call what this one has by another name or not at all. OpenAI refuses them too.
     for (name, advice) in [
         ("max_tokens", "use max_output_tokens"),

@@ -147,11 +147,43 @@ fn behaviour_19_harmless_fields_are_accepted() {
         json!({"tools": [{"x": 1}], "tool_choice": "none", "user": "u", "unheard_of": [1]}),
         json!({"frequency_penalty": 0, "presence_penalty": 0.0, "modalities": ["text"]}),
         json!({"response_format": {"type": "text"}, "parallel_tool_calls": true}),
-        json!({"model": "alias", "metadata": {"a": "b"}, "store": false}),
+        json!({"model": "alias", "metadata": {"a": "b"}, "store": false, "verbosity": "low"}),
         json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}),
     ] {
         assert!(check(change.clone()).is_ok(), "{change}");
     }
+}
+
+#[test]
+fn behaviour_19_fields_of_another_kind_are_refused() {
+    for (protocol, change) in [
+        (Protocol::Chat, json!({"metadata": "x"})),
+        (Protocol::Chat, json!({"user": 3})),
+        (Protocol::Chat, json!({"verbosity": "bad"})),
+        (Protocol::Chat, json!({"enable_thinking": "no"})),
+        (Protocol::Chat, json!({"separate_reasoning": false})),
+        (Protocol::Chat, json!({"grammar": "root ::= x"})),
+        (Protocol::Responses, json!({"text": "x"})),
+        (Protocol::Responses, json!({"text": {"verbosity": 1}})),
+        (Protocol::Responses, json!({"truncation": "foo"})),
+        (Protocol::Responses, json!({"max_tool_calls": "x"})),
+        (Protocol::Responses, json!({"metadata": []})),
+    ] {
+        let mut body = json!({"model": "m", "input": "hi",
+            "messages": [{"role": "user", "content": "hi"}]});
+        let (name, value) = change.as_object().unwrap().iter().next().unwrap();
+        body[name] = value.clone();
+        let Err(error) = read(protocol, &body) else { panic!("{change} was accepted") };
+        let named = error.param.as_deref().unwrap_or_default();
+        assert!(named == name || named == "verbosity", "{change}: {named}");
+    }
+    let asked = |change| match check(change).unwrap().source {
+        Source::Chat(chat) => format!("{:?}", chat.thinking),
+        _ => panic!("not a chat"),
+    };
+    let off = asked(json!({"thinking": {"type": "disabled"}}));
+    assert_eq!(asked(json!({"enable_thinking": false})), off);
+    assert_ne!(asked(json!({"enable_thinking": true})), off);
 }
 
 #[test]
