@@ -1,8 +1,8 @@
 //! Names of long prompts that begin as earlier ones did, without hashing them block by block again.
 //!
-//! Names are chained, so each waits for the one before: half a microsecond a block. A digest of everything up to a place is
-//! several times faster, because its parts are hashed side by side; and who knows the names up to there needs no others. One is
-//! made every 32 blocks, under the root as key, and the names of the segment before it are kept under it.
+//! Names are chained, so each waits for the one before. A digest of everything up to a place is faster, because its parts are
+//! hashed side by side; and who knows the names up to there needs no others. One is made every 32 blocks, under the root as key,
+//! and the names of the segment before it are kept under it.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ const SEGMENT_BYTES: usize = 640;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrefixDigest([u8; 32]);
 
-/// The digests of a prompt, one for each whole segment. About 4 us each.
+/// The digests of a prompt, one for each whole segment.
 #[must_use]
 pub fn prefix_digests(root: &Root, ids: &[TokenId]) -> Vec<PrefixDigest> {
     let segments = ids.chunks_exact(SEGMENT_TOKENS);

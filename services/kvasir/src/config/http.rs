@@ -28,9 +28,9 @@ pub struct HttpConfig {
     /// Threads that read, answer and pass on clients' requests, each with a connection of its own to every worker, 0 to 16.
     /// Default 0: as many as the process may use processors, of 16 at most.
     pub threads: usize,
-    /// How long such a thread looks for more work before it sleeps, where its last waits were shorter than that, in microseconds,
-    /// 0 to 10,000. Default 200: longer than the way to a worker and back. 0: it
-    /// sleeps at once. At most half of the processors are used for it.
+    /// How long such a thread looks for more work before it sleeps, where its last four waits were shorter than that, in
+    /// microseconds, 0 to 10,000. Default 200: longer than the way to a worker and back on one machine. 0: it sleeps at once. At
+    /// most half of the processors are used for it.
     pub busy_poll_us: u64,
     /// Connections at once, 1 to 1,000,000. Default 4096: four for each request in work. Beyond it connections are closed as they
     /// come. The process needs as many file descriptors, and those to workers.

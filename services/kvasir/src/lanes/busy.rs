@@ -1,7 +1,8 @@
 //! Looking for work for a while before a thread sleeps: waking one takes as long as much of what a request needs.
 //!
 //! Linux calls it busy polling. It pays where waits are short and wastes a processor where they are not; so a thread looks only
-//! while its last waits were all short. While it looks it leaves its processor to whoever else is ready.
+//! while its last waits were all short, and on half of the processors. It does not yield between its looks: in some runs the
+//! kernel then left client, router and worker on one processor (benches/results/2026-12-01-router-busy.md).
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
